@@ -1,0 +1,73 @@
+"""Every error this library raises on purpose, and the exit code each one means.
+
+```
+FedbnError               1    the run failed
+├── ConfigError          3    a wrong value from a flag, `--set` or TOML
+│   └── ModelError       3    a model that does not fit the method or the data
+├── DataError            4    data that cannot be trained on
+├── TooFewClients        5    fewer clients left than `training.min_clients`
+├── DamagedRun           6    a run folder that cannot be trusted
+└── Interrupted        130    stopped on request, the state saved
+```
+
+The parser's own refusals (unknown command or flag) end with 2, success with 0.
+A message is one line: what is wrong, where, and the legal values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedbnError(Exception):
+    """The base of all errors a caller may want to catch."""
+
+    exit_code = 1
+
+
+class ConfigError(FedbnError):
+    """A value that came from the user's configuration is wrong."""
+
+    exit_code = 3
+
+
+class ModelError(ConfigError):
+    """The model does not fit the method or the data."""
+
+
+class DataError(FedbnError):
+    """The data cannot be read, or cannot be trained on."""
+
+    exit_code = 4
+
+
+class TooFewClients(FedbnError):  # noqa: N818 - the name says what happened
+    """A round was left with fewer clients than `training.min_clients`."""
+
+    exit_code = 5
+
+
+class DamagedRun(FedbnError):  # noqa: N818
+    """Files of a run folder are missing, damaged or from a newer format."""
+
+    exit_code = 6
+
+
+class Interrupted(FedbnError):  # noqa: N818
+    """The run was asked to stop and did so with its state saved."""
+
+    exit_code = 130
+
+
+def unknown(what: str, given: str, legal: Iterable[str]) -> str:
+    """Say that a name is not known: what was given, the nearest legal one first, then all.
+
+    Example:
+        >>> unknown("method", "fedbm", ["fedavg", "fedbn"])
+        "unknown method 'fedbm': did you mean 'fedbn'? Legal values: fedavg, fedbn"
+    """
+    names = sorted(legal)
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {what} {given!r}: {hint}Legal values: {', '.join(names) or 'none'}"
