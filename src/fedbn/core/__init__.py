@@ -1,0 +1,1 @@
+"""The vocabulary: states, methods, federations, rounds. Needs torch and nothing else."""

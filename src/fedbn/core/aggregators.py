@@ -1,0 +1,202 @@
+"""How the server combines what was shared: the third of the three questions.
+
+An aggregator takes the updates of a round, in the fixed order of the clients, and gives the new
+shared part. It takes them one at a time, so that a mean over many clients needs memory for one.
+Integer entries (counters of BatchNorm) are never averaged: they take the maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedbn.core.packing import Group, Pack
+from fedbn.errors import ConfigError
+
+# The columns handled at once by rules that sort: bounds their memory beside the updates.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """One client's shared part and its weight in a mean."""
+
+    pack: Pack
+    weight: float
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """A rule that makes one shared part from several."""
+
+    @property
+    def label(self) -> str:
+        """The rule as one writes it on the command line."""
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Combine the updates; `like` is the shared part they started from."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    r"""The weighted mean \(\sum_k p_k w_k / \sum_k p_k\) of Algorithm 1 and of McMahan et al."""
+
+    label: str = "mean"
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Sum in the order given, divide once."""
+        total = 0.0
+        sums: dict[Group, Tensor] = {}
+        for update in updates:
+            first = not sums
+            total += update.weight
+            for group, vector in update.pack.vectors.items():
+                if first:
+                    sums[group] = _start(group, vector, update.weight)
+                elif group.integer:
+                    torch.maximum(sums[group], vector, out=sums[group])
+                else:
+                    sums[group].add_(vector, alpha=update.weight)
+        if not total:
+            return like
+        for group, vector in sums.items():
+            if not group.integer:
+                vector.div_(total)
+        return Pack(like.layout, {group: v.to(group.dtype) for group, v in sums.items()})
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Rules that look at each coordinate's sorted values: the median and the trimmed mean.
+
+    Weights play no part: a robust rule must not let a client buy influence with a number.
+    """
+
+    label: str
+    trimmed: Callable[[int], int]
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Sort each coordinate, cut both ends, average the rest."""
+        packs = [update.pack for update in updates]
+        if not packs:
+            return like
+        cut = self.trimmed(len(packs))
+        return _by_group(packs, like, lambda rows: _middle(rows, cut))
+
+
+@dataclass(frozen=True)
+class Krum:
+    """Krum and multi-Krum (Blanchard et al. 2017): the updates with the closest neighbours.
+
+    Attributes:
+        f: How many clients may be hostile; None means as many as the theory allows, (n − 3) / 2.
+        keep: How many of the best updates are averaged; None means n − f (multi-Krum).
+    """
+
+    f: int | None = None
+    keep: int | None = 1
+
+    @property
+    def label(self) -> str:
+        """As on the command line."""
+        name = "krum" if self.keep == 1 else "multikrum"
+        return name if self.f is None else f"{name}({self.f})"
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Average the `keep` updates whose distances to their nearest neighbours sum to least."""
+        packs = [update.pack for update in updates]
+        if len(packs) < 2:
+            return packs[0] if packs else like
+        f = max((len(packs) - 3) // 2, 0) if self.f is None else self.f
+        neighbours = max(len(packs) - f - 2, 1)
+        scores = _distances(packs).sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
+        keep = max(len(packs) - f, 1) if self.keep is None else self.keep
+        best = scores.argsort(stable=True)[:keep].sort().values.tolist()
+        return Mean().combine((Weighted(packs[i], 1.0) for i in best), like)
+
+
+def mean() -> Mean:
+    """Build the mean, weighted as `training.weighting` says."""
+    return Mean()
+
+
+def median() -> Sorted:
+    """Build the coordinate-wise median; the mean of the two middle values for an even count."""
+    return Sorted("median", _all_but_the_middle)
+
+
+def trimmed_mean(fraction: float = 0.2) -> Sorted:
+    """Build the mean without the smallest and the largest `fraction` of each coordinate."""
+    if not 0 <= fraction < 0.5:
+        raise ConfigError(f"fraction = {fraction!r} of the trimmed mean: legal is 0 <= x < 0.5")
+    return Sorted(f"trimmed({fraction:g})", _Fraction(float(fraction)))
+
+
+def krum(f: int | None = None) -> Krum:
+    """Build Krum, tolerant of `f` hostile clients."""
+    return Krum(_count(f), keep=1)
+
+
+def multi_krum(f: int | None = None) -> Krum:
+    """Build multi-Krum: the mean of the n − f best updates."""
+    return Krum(_count(f), keep=None)
+
+
+@dataclass(frozen=True)
+class _Fraction:
+    fraction: float
+
+    def __call__(self, n: int) -> int:
+        return min(int(self.fraction * n), (n - 1) // 2)
+
+
+def _all_but_the_middle(n: int) -> int:
+    return (n - 1) // 2
+
+
+def _count(f: int | None) -> int | None:
+    if f is not None and (not isinstance(f, int) or f < 0):
+        raise ConfigError(f"f = {f!r} of Krum: legal are whole numbers >= 0")
+    return f
+
+
+def _start(group: Group, vector: Tensor, weight: float) -> Tensor:
+    """Begin a sum; half precision is summed in float32."""
+    if group.integer:
+        return vector.clone()
+    wide = torch.promote_types(group.dtype, torch.float32)
+    return vector.to(wide, copy=True).mul_(weight)
+
+
+def _by_group(packs: list[Pack], like: Pack, rule: Callable[[Tensor], Tensor]) -> Pack:
+    vectors = {}
+    for group, empty in like.vectors.items():
+        out = torch.zeros_like(empty)
+        for begin in range(0, len(out), _CHUNK):
+            rows = torch.stack([p.vectors[group][begin : begin + _CHUNK] for p in packs])
+            out[begin : begin + _CHUNK] = rows.amax(dim=0) if group.integer else rule(rows)
+        vectors[group] = out
+    return Pack(like.layout, vectors)
+
+
+def _middle(rows: Tensor, cut: int) -> Tensor:
+    kept = rows.sort(dim=0).values[cut : len(rows) - cut]
+    return kept.mean(dim=0, dtype=torch.promote_types(rows.dtype, torch.float32)).to(rows.dtype)
+
+
+def _distances(packs: list[Pack]) -> Tensor:
+    """Squared distances between all pairs, over the trainable entries (all floats if none is)."""
+    groups = [g for g in packs[0].vectors if not g.integer]
+    groups = [g for g in groups if g.trainable] or groups
+    table = torch.zeros(len(packs), len(packs), dtype=torch.float64)
+    for i, a in enumerate(packs):
+        for j, b in enumerate(packs[:i]):
+            square = sum(
+                float((a.vectors[g] - b.vectors[g]).double().square().sum()) for g in groups
+            )
+            table[i, j] = table[j, i] = square
+    return table

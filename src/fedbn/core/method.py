@@ -1,0 +1,98 @@
+"""A method is a value: what is shared, what is added to the loss, how the server combines.
+
+Every method of the paper (section 5) is one `Method`; every engine runs it from this value alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedbn.core.aggregators import Aggregator, Mean, Weighted
+from fedbn.core.packing import Pack
+from fedbn.core.penalties import Penalty
+from fedbn.core.selectors import Selector, everything
+from fedbn.core.server import ServerOptimizer
+from fedbn.core.state import Entry, State
+from fedbn.errors import ConfigError, ModelError
+
+Weighting = Literal["uniform", "examples"]
+Part = Penalty | Aggregator | ServerOptimizer | Selector
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method.
+
+    Attributes:
+        name: What it is called in tables and folders; parts added with `|` extend it.
+        share: Which entries are exchanged.
+        penalties: Terms added to the local loss.
+        aggregator: How the server combines what was shared.
+        server: The server's optimiser, or None to take the combined value as it is.
+        pooled: Whether all data is brought together and trained on as one client.
+
+    Example:
+        >>> from fedbn.core.penalties import proximal
+        >>> (Method("mine") | proximal(0.1)).name
+        'mine+prox(0.1)'
+    """
+
+    name: str
+    share: Selector = field(default_factory=everything)
+    penalties: tuple[Penalty, ...] = ()
+    aggregator: Aggregator = field(default_factory=Mean)
+    server: ServerOptimizer | None = None
+    pooled: bool = False
+
+    def __or__(self, part: Part) -> Method:
+        """Add a part: a penalty, an aggregator, a server optimiser, or more that stays local."""
+        named = replace(self, name=f"{self.name}+{part.label}")
+        if isinstance(part, Selector):
+            return replace(named, share=self.share | part)
+        if isinstance(part, ServerOptimizer):
+            return replace(named, server=part)
+        if isinstance(part, Aggregator):
+            return replace(named, aggregator=part)
+        if isinstance(part, Penalty):
+            return replace(named, penalties=(*self.penalties, part))
+        raise ConfigError(f"{part!r} cannot be added to a method")
+
+    def shared(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Pick the entries that are exchanged."""
+        return tuple(entry for entry in entries if self.share(entry))
+
+    def local(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Pick the entries that stay with the client."""
+        return tuple(entry for entry in entries if not self.share(entry))
+
+    def check(self, entries: Iterable[Entry], allow_no_batchnorm: bool = False) -> None:
+        """Refuse a model in which there is nothing of what this method keeps local.
+
+        Without this, FedBN on a model without BatchNorm is FedAvg under another name.
+        """
+        entries = tuple(entries)
+        if (
+            allow_no_batchnorm
+            or not entries
+            or not (self.share.local_kinds or self.share.local_names)
+        ):
+            return
+        if not self.local(entries):
+            kept = ", ".join([*sorted(self.share.local_kinds), *self.share.local_names])
+            raise ModelError(
+                f"{self.name} keeps {kept} local, but the model has no such entry, so it would "
+                "silently be FedAvg. Add BatchNorm to the model, choose 'fedavg', add "
+                "'+local(norm)' or '+local(instance)' for other norms, or set "
+                "method.allow_no_batchnorm = true"
+            )
+
+    def aggregate(
+        self, updates: Iterable[Weighted], before: Pack, memory: State
+    ) -> tuple[Pack, State]:
+        """Make the next shared part and the server's memory from the updates of a round."""
+        combined = self.aggregator.combine(updates, before)
+        if self.server is None:
+            return combined, memory
+        return self.server.step(before, combined, memory)

@@ -1,0 +1,121 @@
+"""All that an engine needs for one run, already checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from fedbn.core.federation import Client, Federation
+from fedbn.core.method import Method
+from fedbn.core.randomness import number
+from fedbn.core.state import entries, unwrap
+from fedbn.core.training import CLASSIFICATION, Objective, Training
+from fedbn.errors import ConfigError, FedbnError, ModelError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One method, one seed, one setting.
+
+    Attributes:
+        method: What is shared, penalised and combined.
+        federation: The clients; one client `all` for a pooled method.
+        model: Makes the model; called once, under the run's seed.
+        training: How clients train.
+        seed: Decides everything that is random.
+        setting: The name of this point of a sweep.
+        evaluate_every: Score each client every so many rounds, and at the end.
+        objective: The loss.
+    """
+
+    method: Method
+    federation: Federation
+    model: Callable[[], nn.Module]
+    training: Training
+    seed: int = 0
+    setting: str = "default"
+    evaluate_every: int = 1
+    objective: Objective = CLASSIFICATION
+
+    @cached_property
+    def initial_model(self) -> nn.Module:
+        """The model before the first round: the same for every method of one seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number(self.seed, "model"))
+            model = unwrap(self.model())
+            _materialize(model, self.federation)
+        return model
+
+    @cached_property
+    def largest(self) -> int:
+        """Training samples of the largest client."""
+        return max(len(client.train) for client in self.federation.clients)
+
+    def steps(self, client: Client) -> int:
+        """Batches that a client trains a round."""
+        return self.training.steps(len(client.train), self.largest)
+
+    def weight(self, client: Client) -> float:
+        """The client's weight in a mean: 1 for the largest, so equal clients average uniformly."""
+        if self.training.weighting == "uniform":
+            return 1.0
+        return len(client.train) / self.largest
+
+    def evaluates(self, round: int) -> bool:
+        """Tell whether clients are scored after this round."""
+        return round % self.evaluate_every == 0 or round == self.training.rounds
+
+    def check(self, allow_no_batchnorm: bool = False) -> None:
+        """Refuse a model that does not fit the method or the classes, before anything runs."""
+        model = self.initial_model
+        found = entries(model)
+        self.method.check(found, allow_no_batchnorm)
+        if not any(entry.trainable for entry in found):
+            raise ModelError("the model has no trainable parameter")
+        if self.training.batch_size == 1 and any(e.kind.startswith("bn_") for e in found):
+            raise ConfigError(
+                "training.batch_size = 1: BatchNorm cannot normalise one sample; "
+                "legal are 2 and more, or 'full'"
+            )
+        _check_output(model, self.federation)
+
+
+def _sample(federation: Federation) -> torch.Tensor:
+    return federation.clients[0].train.batch(slice(0, 2))[0].cpu()
+
+
+def _materialize(model: nn.Module, federation: Federation) -> None:
+    """Give lazy modules their shapes, without training them."""
+    if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+        model.eval()
+        with torch.no_grad():
+            _forward(model, _sample(federation))
+
+
+def _check_output(model: nn.Module, federation: Federation) -> None:
+    model.eval()
+    with torch.no_grad():
+        outputs = _forward(model, _sample(federation))
+    classes = len(federation.classes)
+    if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, classes):
+        got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        raise ModelError(
+            f"the model gives {got} for 2 samples, but {federation.name} has {classes} classes: "
+            f"expected (2, {classes})"
+        )
+
+
+def _forward(model: nn.Module, x: torch.Tensor) -> object:
+    try:
+        return model(x)
+    except FedbnError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ModelError(
+            f"the model fails on inputs of shape {tuple(x.shape)}: {reason}"
+        ) from error

@@ -1,0 +1,73 @@
+"""One model in memory that becomes any client's by two copies.
+
+A client costs only its local part beside its data: the whole models are as many as there are
+workers, not clients.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedbn.core.method import Method
+from fedbn.core.packing import Layout, Pack
+from fedbn.core.state import entries, unwrap
+
+
+class Replica:
+    """A model whose entries live in two packs: what the method shares and what stays local."""
+
+    def __init__(self, model: nn.Module, method: Method, device: torch.device | str = "cpu"):
+        self.model = unwrap(copy.deepcopy(model)).to(device)
+        found = entries(self.model)
+        self.shared = Layout.of(method.shared(found)).zeros(device)
+        self.local = Layout.of(method.local(found)).zeros(device)
+        tensors = self.model.state_dict(keep_vars=True)
+        for pack in (self.shared, self.local):
+            for name, view in pack.state.items():
+                view.copy_(tensors[name].detach())
+                tensors[name].data = view
+        names = [e.name for e in self.shared.layout.entries if e.trainable]
+        self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
+        self._shared_names = names
+
+    def load(self, shared: Pack, local: Pack) -> None:
+        """Become the client with this local part."""
+        self.shared.copy_(shared)
+        self.local.copy_(local)
+
+    def anchor(self, received: Pack) -> list[Tensor]:
+        """The received values of the shared parameters, on the model's device."""
+        device = next(iter(self.shared.vectors.values())).device if self.shared.vectors else "cpu"
+        return [received.state[name].to(device) for name in self._shared_names]
+
+
+class _RandomOps(TorchDispatchMode):
+    """Notes whether an operation drew from the global random generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
+    """Tell whether training the model draws from torch's global generator (dropout does).
+
+    That generator is one for the whole process, so such clients cannot train side by side in
+    threads and still give the same bits.
+
+    Example:
+        >>> draws_random_numbers(nn.Sequential(nn.Dropout()), torch.zeros(2, 2))
+        True
+    """
+    probe = copy.deepcopy(unwrap(model)).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch:
+        probe(x)
+    return watch.seen

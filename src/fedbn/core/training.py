@@ -1,0 +1,184 @@
+"""What one client does in a round: local training, and scoring a model on a split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedbn.core.federation import Split
+from fedbn.core.method import Weighting
+from fedbn.core.penalties import DirectPenalty, Penalty
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised, and which outputs count as right.
+
+    Attributes:
+        loss: The mean loss of a batch, from outputs and targets.
+        correct: How many outputs of a batch are right.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    correct: Callable[[Tensor, Tensor], Tensor]
+
+
+CLASSIFICATION = Objective(
+    loss=functional.cross_entropy,
+    correct=lambda outputs, targets: (outputs.argmax(dim=1) == targets).sum(),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train and how rounds are made of it.
+
+    Attributes:
+        rounds: Communication rounds.
+        local_epochs: Passes over its data that a client makes a round (the paper's E).
+        local_steps: Batches a round, in place of `local_epochs`.
+        batch_size: Samples a batch (the paper's B); None for all at once.
+        optimizer: Name of a class in `torch.optim`.
+        optimizer_args: Its arguments beside the learning rate.
+        lr: The learning rate.
+        unequal: Whether clients of unequal size train on what they have (`own`) or repeat samples
+            to as many steps as the largest (`repeat`, the paper's appendix E.5).
+        weighting: Weight of a client in a mean.
+        participation: The share of clients that takes part in a round.
+        min_clients: A round with fewer usable updates ends the run.
+        device: Where the model trains.
+    """
+
+    rounds: int = 1
+    local_epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int | None = 32
+    optimizer: str = "SGD"
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    lr: float = 0.01
+    unequal: Literal["own", "repeat"] = "own"
+    weighting: Weighting = "uniform"
+    participation: float = 1.0
+    min_clients: int = 1
+    device: str = "cpu"
+
+    def steps(self, samples: int, largest: int) -> int:
+        """Count the batches of a round, for a client and the largest client's samples."""
+        if self.local_steps is not None:
+            return self.local_steps
+        n = largest if self.unequal == "repeat" else samples
+        return self.local_epochs * len(_sizes(n, self.batch_size))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss and accuracy on a split."""
+
+    loss: float
+    accuracy: float
+
+
+def batches(n: int, size: int | None, steps: int, draws: torch.Generator) -> Iterator[Tensor]:
+    """Yield `steps` batches of indices, in passes over all `n` samples, each in a new order.
+
+    A last batch of one sample joins the batch before it: BatchNorm cannot train on one sample.
+
+    Example:
+        >>> [len(b) for b in batches(7, 3, 3, torch.Generator().manual_seed(0))]
+        [3, 4, 3]
+    """
+    left = steps
+    for _ in count():
+        for part in torch.randperm(n, generator=draws).split(_sizes(n, size)):
+            if not left:
+                return
+            left -= 1
+            yield part
+
+
+def local_train(
+    model: nn.Module,
+    data: Split,
+    training: Training,
+    steps: int,
+    draws: torch.Generator,
+    penalties: Sequence[Penalty] = (),
+    shared: Sequence[nn.Parameter] = (),
+    anchor: Sequence[Tensor] = (),
+    objective: Objective = CLASSIFICATION,
+) -> float:
+    """Train a client's model for one round, in place; returns the mean loss seen on the way.
+
+    Args:
+        model: The client's joined model.
+        data: What it trains on.
+        training: Optimiser and batch size; the optimiser starts anew each round.
+        steps: How many batches.
+        draws: Decides the order of samples, and their augmentation.
+        penalties: Terms added to the loss, over `shared` and `anchor`.
+        shared: The shared trainable parameters of the model.
+        anchor: Their values as received.
+        objective: The loss.
+    """
+    optimizer = make_optimizer(model, training)
+    direct = [p for p in penalties if isinstance(p, DirectPenalty)]
+    by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
+    total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
+    model.train()
+    for index in batches(len(data), training.batch_size, steps, draws):
+        x, y = data.batch(index.to(data.y.device))
+        if data.augment is not None:
+            x = data.augment(x, draws)
+        optimizer.zero_grad(set_to_none=True)
+        loss = objective.loss(model(x), y)
+        whole = loss
+        for penalty in by_graph:
+            whole = whole + penalty.value(shared, anchor)
+        whole.backward()
+        for penalty in direct:
+            penalty.add_gradient(shared, anchor)
+        optimizer.step()
+        total += loss.detach() * len(y)
+        seen += len(y)
+    optimizer.zero_grad(set_to_none=True)
+    return float(total) / seen
+
+
+def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    """Make the client's optimiser over the parameters that ask for gradients."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    build = getattr(torch.optim, training.optimizer)
+    made: torch.optim.Optimizer = build(trainable, lr=training.lr, **training.optimizer_args)
+    return made
+
+
+def evaluate(
+    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 256
+) -> Score:
+    """Score a model on a split, in evaluation mode."""
+    model.eval()
+    loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
+    correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
+    with torch.inference_mode():
+        for begin in range(0, len(data), batch_size):
+            x, y = data.batch(slice(begin, begin + batch_size))
+            outputs = model(x)
+            loss += objective.loss(outputs, y) * len(y)
+            correct += objective.correct(outputs, y)
+    return Score(float(loss) / len(data), int(correct) / len(data))
+
+
+def _sizes(n: int, size: int | None) -> list[int]:
+    """Cut n samples into batches; a last batch of one joins the one before."""
+    if size is None or n <= size:
+        return [n]
+    sizes = [size] * (n // size) + ([n % size] if n % size else [])
+    if sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes

@@ -1,0 +1,124 @@
+"""Your own arrays: a folder with one `NAME.npz` a client.
+
+Keys: `train_x`, `train_y`, `test_x`, `test_y` (`train_images`, `train_labels`, ... are accepted
+too) and, if the labels have names, `classes`. `uint8` images become floats in [−1, 1], floats are
+taken as they are. Images may be (n, h, w), (n, h, w, c) or (n, c, h, w).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.errors import ConfigError, DataError
+
+_PARTS = {"x": ("x", "images"), "y": ("y", "labels")}
+
+
+def arrays(path: str | None = None) -> Federation:
+    """Read a folder of npz files, one a client, in the order of their names.
+
+    Args:
+        path: The folder.
+    """
+    if path is None:
+        raise ConfigError(
+            "data.path is needed for data 'arrays': a folder with one NAME.npz a client"
+        )
+    folder = Path(path)
+    files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    if not files:
+        raise DataError(f"{folder}: no clients; expected one NAME.npz a client")
+    contents = {file: read_npz(file) for file in files}
+    classes = common_classes(contents)
+    clients = tuple(_client(file, content) for file, content in contents.items())
+    return Federation(folder.resolve().name, clients, classes)
+
+
+def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
+    """Read an npz whole; pickled objects are refused, a damaged file is named."""
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise DataError(f"{file}: not an npz file")
+            return {key: content[key] for key in content.files}
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            raise DataError(
+                f"{file}: holds pickled objects, which can run code: refused"
+            ) from error
+        raise DataError(f"{file}: damaged or not an npz file ({error})") from error
+    except (OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise DataError(f"{file}: damaged or not an npz file ({error})") from error
+
+
+def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -> tuple[str, ...]:
+    """Find the classes that all files agree on: by name where given, else by the largest label."""
+    named = {file: tuple(map(str, c["classes"])) for file, c in contents.items() if "classes" in c}
+    if named:
+        first_file, first = next(iter(named.items()))
+        for file in contents:
+            if named.get(file) != first:
+                raise DataError(
+                    f"{file}: classes {list(named.get(file, ()))} differ in name or order from "
+                    f"{list(first)} of {first_file.name}"
+                )
+        return first
+    labels = [
+        _labels(content, part, file)
+        for file, content in contents.items()
+        for part in ("train", "test")
+    ]
+    return tuple(str(label) for label in range(max(int(y.max(initial=0)) for y in labels) + 1))
+
+
+def _client(file: Path, content: Mapping[str, NDArray[np.generic]]) -> Client:
+    train, test = (
+        Split(_samples(content, part, file), torch.from_numpy(_labels(content, part, file)))
+        for part in ("train", "test")
+    )
+    return Client(file.stem, file.stem, train, {file.stem: test})
+
+
+def _array(
+    content: Mapping[str, NDArray[np.generic]], part: str, kind: str, file: Path
+) -> NDArray[np.generic]:
+    names = [f"{part}_{suffix}" for suffix in _PARTS[kind]]
+    for name in names:
+        if name in content:
+            return content[name]
+    raise DataError(f"{file}: no {' or '.join(names)}; it has {', '.join(content) or 'nothing'}")
+
+
+def _samples(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> torch.Tensor:
+    x = _array(content, part, "x", file)
+    if x.ndim < 2:
+        raise DataError(f"{file}, {part}: samples of shape {x.shape}; expected (n, ...)")
+    if x.dtype != np.uint8:
+        if x.dtype.kind not in "fiub":
+            raise DataError(
+                f"{file}, {part}: samples of dtype {x.dtype}; legal are uint8 and floats"
+            )
+        x = x.astype(np.float32)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        x = np.moveaxis(x, -1, 1)
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _labels(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> NDArray[np.int64]:
+    y = _array(content, part, "y", file)
+    if y.dtype.kind not in "iub" and not (y.dtype.kind == "f" and np.array_equal(y, np.round(y))):
+        raise DataError(
+            f"{file}, {part}: labels of dtype {y.dtype}; legal are whole numbers from 0"
+        )
+    return y.astype(np.int64).reshape(len(y), -1)[:, 0] if y.ndim > 1 else y.astype(np.int64)

@@ -1,0 +1,103 @@
+"""Methods as one writes them: `fedbn`, `fedbn+prox(0.01)`, `fedavg+median`, `my.module:method`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import fedbn.methods
+from fedbn import registry
+from fedbn.core.aggregators import krum, mean, median, multi_krum, trimmed_mean
+from fedbn.core.method import Method
+from fedbn.core.penalties import proximal
+from fedbn.core.selectors import local
+from fedbn.core.server import server_adagrad, server_adam, server_momentum, server_yogi
+from fedbn.errors import ConfigError, unknown
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "adagrad": server_adagrad,
+    "adam": server_adam,
+    "krum": krum,
+    "local": local,
+    "mean": mean,
+    "median": median,
+    "momentum": server_momentum,
+    "multikrum": multi_krum,
+    "prox": proximal,
+    "trimmed": trimmed_mean,
+    "yogi": server_yogi,
+}
+
+_PIECE = re.compile(r"(?P<name>[\w.:]+)\s*(?:\((?P<args>[^()]*)\))?")
+
+
+def parse_method(spec: str, defaults: Mapping[str, Any] | None = None) -> Method:
+    """Make a method from its written form.
+
+    Args:
+        spec: A name, or several joined by `+`; each may have arguments in parentheses.
+        defaults: Values for arguments that are not written out (`mu`).
+
+    Example:
+        >>> parse_method("fedbn + prox(0.1)").name
+        'fedbn+prox(0.1)'
+        >>> parse_method("fedprox", {"mu": 0.2}).penalties
+        (Proximal(mu=0.2),)
+    """
+    first, *rest = [piece.strip() for piece in re.split(r"\+(?![^(]*\))", spec)]
+    method = _built(first, lambda name: registry.find(fedbn.methods, name, "method"), defaults)
+    if not isinstance(method, Method):
+        raise ConfigError(f"method {first!r} gives a {type(method).__name__}, not a Method")
+    for piece in rest:
+        method = method | _built(piece, _part, defaults)
+    return method
+
+
+def _part(name: str) -> Callable[..., Any]:
+    if ":" in name:
+        return registry.find(fedbn.methods, name, "part of a method")
+    if name not in PARTS:
+        raise ConfigError(unknown("part of a method", name, PARTS))
+    return PARTS[name]
+
+
+def _built(
+    piece: str, find: Callable[[str], Callable[..., Any]], defaults: Mapping[str, Any] | None
+) -> Any:
+    match = _PIECE.fullmatch(piece)
+    if match is None:
+        raise ConfigError(
+            f"cannot read the method {piece!r}: expected NAME or NAME(arguments), joined by +"
+        )
+    build = find(match["name"])
+    args, kwargs = _arguments(match["args"] or "", piece)
+    try:
+        bound = inspect.signature(build).bind_partial(*args, **kwargs)
+        for name, value in (defaults or {}).items():
+            if name in inspect.signature(build).parameters:
+                bound.arguments.setdefault(name, value)
+        return build(*bound.args, **bound.kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"method {piece!r}: {error}; it takes {inspect.signature(build)}"
+        ) from error
+
+
+def _arguments(text: str, piece: str) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        args = [_literal(node) for node in call.args]
+        return args, {word.arg or "**": _literal(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the arguments of {piece!r}: expected numbers or words, as in prox(0.01)"
+        ) from error
+
+
+def _literal(node: ast.expr) -> Any:
+    """Read a number, or a bare word (`instance`, `fc.*` must be quoted) as text."""
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
