@@ -49,7 +49,7 @@ class _RandomOps(TorchDispatchMode):
     """Notes whether an operation drew from the global random generator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -70,4 +70,4 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
     probe = copy.deepcopy(unwrap(model)).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch:
         probe(x)
-    return watch.seen
+    return bool(watch.seen)

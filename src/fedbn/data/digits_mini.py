@@ -25,6 +25,16 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 
 from fedbn.core.federation import Client, Federation, Split
+from fedbn.data._info import Info
+
+INFO = Info(
+    title="Five renderings of scikit-learn's handwritten digits",
+    clients="5 of 215",
+    classes=10,
+    shape="3×28×28",
+    source="inside scikit-learn; no download",
+    licence="BSD-3-Clause (scikit-learn), photographs CC BY",
+)
 
 Images = NDArray[np.float32]
 _SEED = 2021
@@ -83,7 +93,8 @@ def _inverted(strokes: Images, draws: np.random.Generator) -> Images:
     across = np.linspace(-0.5, 0.5, 28)
     light = 0.85 + 0.15 * (np.cos(angle) * across[:, None] + np.sin(angle) * across[None, :])
     paper = light[..., None] * np.array([1.0, 0.97, 0.88])
-    return (paper * (1 - 0.9 * strokes[..., None])).astype(np.float32)
+    inked: Images = (paper * (1 - 0.9 * strokes[..., None])).astype(np.float32)
+    return inked
 
 
 def _photo(strokes: Images, draws: np.random.Generator) -> Images:
@@ -93,7 +104,8 @@ def _photo(strokes: Images, draws: np.random.Generator) -> Images:
         source = photographs[draws.integers(len(photographs))]
         top, left = (draws.integers(size - 28) for size in source.shape[:2])
         patch[:] = source[top : top + 28, left : left + 28]
-    return np.abs(patches - strokes[..., None])
+    difference: Images = np.abs(patches - strokes[..., None])
+    return difference
 
 
 def _faded(strokes: Images, draws: np.random.Generator) -> Images:
@@ -107,12 +119,16 @@ def _painted(strokes: Images, draws: np.random.Generator) -> Images:
     hue = draws.uniform(0, 1, (len(strokes), 1, 1, 1))
     ink, ground = _colour(hue), _colour(hue + draws.uniform(0.3, 0.7, hue.shape))
     noise = draws.normal(0, 0.12, (*strokes.shape, 3))
-    return (thick * ink + (1 - thick) * (0.7 * ground + noise)).astype(np.float32)
+    painted: Images = (thick * ink + (1 - thick) * (0.7 * ground + noise)).astype(np.float32)
+    return painted
 
 
 def _colour(hue: NDArray[np.float64]) -> NDArray[np.float64]:
     """A saturated colour for a hue in turns."""
-    return 0.5 + 0.5 * np.cos(2 * np.pi * (hue - np.array([0, 1 / 3, 2 / 3])))
+    colour: NDArray[np.float64] = 0.5 + 0.5 * np.cos(
+        2 * np.pi * (hue - np.array([0, 1 / 3, 2 / 3]))
+    )
+    return colour
 
 
 DOMAINS: dict[str, Callable[[Images, np.random.Generator], Images]] = {

@@ -52,7 +52,8 @@ def parse_method(spec: str, defaults: Mapping[str, Any] | None = None) -> Method
     if not isinstance(method, Method):
         raise ConfigError(f"method {first!r} gives a {type(method).__name__}, not a Method")
     for piece in rest:
-        method = method | _built(piece, _part, defaults)
+        method |= _built(piece, _part, defaults)
+    assert isinstance(method, Method)
     return method
 
 

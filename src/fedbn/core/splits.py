@@ -1,0 +1,50 @@
+"""Seeded, stratified splits: each class is divided in the same proportion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedbn.core.federation import Client, Federation
+from fedbn.core.randomness import generator
+
+
+def stratified(labels: Tensor, share: float, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Divide sample indices in two; the second part takes `share` of every class.
+
+    The second part has round(share · n) samples in all: classes whose exact share is furthest
+    above a whole number give one more.
+
+    Example:
+        >>> labels = torch.tensor([0] * 10 + [1] * 5)
+        >>> rest, held = stratified(labels, 0.2, torch.Generator().manual_seed(0))
+        >>> labels[held].bincount().tolist(), labels[rest].bincount().tolist()
+        ([2, 1], [8, 4])
+    """
+    order = torch.randperm(len(labels), generator=draws)
+    counts = labels.bincount().double()
+    take = (counts * share).floor()
+    wanted = round(share * len(labels)) - int(take.sum())
+    by_remainder = (counts * share - take).argsort(descending=True, stable=True)
+    take[by_remainder[:wanted]] += 1
+    shuffled = labels[order]
+    rank = torch.zeros_like(order)
+    for label in range(len(counts)):
+        mine = shuffled == label
+        rank[mine] = torch.arange(int(mine.sum()))
+    held = rank < take[shuffled]
+    return order[~held].sort().values, order[held].sort().values
+
+
+def with_validation(federation: Federation, share: float, seed: int) -> Federation:
+    """Hold a stratified share of every client's training data out, for choosing."""
+    return replace(federation, clients=tuple(_held_out(c, share, seed) for c in federation.clients))
+
+
+def _held_out(client: Client, share: float, seed: int) -> Client:
+    draws = generator(seed, "validation", client=client.name)
+    rest, held = stratified(client.train.y, share, draws)
+    valid = replace(client.train.take(held), augment=None)
+    return replace(client, train=client.train.take(rest), valid=valid)

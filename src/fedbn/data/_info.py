@@ -1,0 +1,41 @@
+"""What `fedbn data ls` tells of a data set, and where data lies on this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Info:
+    """The facts about a data set; every data module has one as `INFO`.
+
+    Attributes:
+        title: One line for a person.
+        clients: How many, and of what size ("5 of 743").
+        classes: How many.
+        shape: The shape of a sample ("3×28×28").
+        source: Where it comes from.
+        licence: As its owners state it.
+        files: Patterns below the data root, all of which must match for the data to be there;
+            empty for data that needs no file.
+    """
+
+    title: str
+    clients: str
+    classes: int
+    shape: str
+    source: str
+    licence: str
+    files: tuple[str, ...] = ()
+
+    def is_there(self, root: Path | None = None) -> bool:
+        """Tell whether the files it needs are below the data root."""
+        folder = root or data_root()
+        return all(any(folder.glob(pattern)) for pattern in self.files)
+
+
+def data_root() -> Path:
+    """The folder for data: `FEDBN_DATA`, or a cache folder in the user's home."""
+    return Path(os.environ.get("FEDBN_DATA") or Path.home() / ".cache" / "fedbn")
