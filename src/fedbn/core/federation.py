@@ -21,11 +21,14 @@ class Split:
             become floats in [−1, 1] batch by batch; floats are taken as they are.
         y: The labels, whole numbers from 0.
         augment: A change of each training batch, drawn from the generator it is given.
+        groups: A whole number a sample; samples that share it belong together (the windows of one
+            subject), so that groups can be scored and are never divided. None: each on its own.
     """
 
     x: Tensor
     y: Tensor
     augment: Augment | None = None
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -44,11 +47,13 @@ class Split:
 
     def take(self, index: Tensor) -> Split:
         """Keep some samples."""
-        return replace(self, x=self.x[index], y=self.y[index])
+        groups = None if self.groups is None else self.groups[index]
+        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
 
     def to(self, device: torch.device | str) -> Split:
         """Move to a device."""
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        groups = None if self.groups is None else self.groups.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), groups=groups)
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,20 @@ def _concatenated(parts: list[Split]) -> Split:
         return parts[0]
     alike = len({part.x.dtype for part in parts}) == 1
     x = torch.cat([part.x if alike else part.batch(slice(None))[0] for part in parts])
-    return Split(x, torch.cat([part.y for part in parts]), parts[0].augment)
+    y = torch.cat([part.y for part in parts])
+    return Split(x, y, parts[0].augment, _concatenated_groups([part.groups for part in parts]))
+
+
+def _concatenated_groups(parts: list[Tensor | None]) -> Tensor | None:
+    """Join groups so that those of different parts stay apart; None unless all parts have them."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    renumbered, begin = [], 0
+    for part in known:
+        renumbered.append(part - part.min() + begin)
+        begin = int(renumbered[-1].max()) + 1
+    return torch.cat(renumbered)
 
 
 def _moved(client: Client, device: torch.device | str) -> Client:

@@ -47,7 +47,7 @@ class Plan:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number(self.seed, "model"))
             model = unwrap(self.model())
-            _materialize(model, self.federation)
+            materialize(model, self.federation)
         return model
 
     @cached_property
@@ -88,8 +88,8 @@ def _sample(federation: Federation) -> torch.Tensor:
     return federation.clients[0].train.batch(slice(0, 2))[0].cpu()
 
 
-def _materialize(model: nn.Module, federation: Federation) -> None:
-    """Give lazy modules their shapes, without training them."""
+def materialize(model: nn.Module, federation: Federation) -> None:
+    """Give lazy modules their shapes by one batch, without training them."""
     if any(nn.parameter.is_lazy(p) for p in model.parameters()):
         model.eval()
         with torch.no_grad():

@@ -159,7 +159,7 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
 
 
 def evaluate(
-    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 256
+    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 64
 ) -> Score:
     """Score a model on a split, in evaluation mode."""
     model.eval()

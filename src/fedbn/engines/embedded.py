@@ -140,8 +140,14 @@ class Crew:
 def _worker_count(asked: int, plan: Plan, random: bool) -> int:
     if random or plan.training.device != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(asked or cores or 1, len(plan.federation.clients)))
+    return max(1, min(asked or cores(), len(plan.federation.clients)))
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _notes(plan: Plan, random: bool) -> Iterator[str]:

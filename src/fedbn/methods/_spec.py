@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import fedbn.methods
@@ -47,14 +48,14 @@ def parse_method(spec: str, defaults: Mapping[str, Any] | None = None) -> Method
         >>> parse_method("fedprox", {"mu": 0.2}).penalties
         (Proximal(mu=0.2),)
     """
-    first, *rest = [piece.strip() for piece in re.split(r"\+(?![^(]*\))", spec)]
+    first, *rest = pieces = [piece.strip() for piece in re.split(r"\+(?![^(]*\))", spec)]
     method = _built(first, lambda name: registry.find(fedbn.methods, name, "method"), defaults)
     if not isinstance(method, Method):
         raise ConfigError(f"method {first!r} gives a {type(method).__name__}, not a Method")
     for piece in rest:
         method |= _built(piece, _part, defaults)
     assert isinstance(method, Method)
-    return method
+    return replace(method, name="+".join(pieces))
 
 
 def _part(name: str) -> Callable[..., Any]:

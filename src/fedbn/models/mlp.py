@@ -8,6 +8,9 @@ from math import prod
 
 from torch import nn
 
+# What `fedbn inspect` builds it for, when told nothing else.
+EXAMPLE = {"input_shape": (30,), "classes": 2}
+
 
 def mlp(classes: int, input_shape: tuple[int, ...], hidden: Sequence[int] = (64, 32)) -> nn.Module:
     """Build dense layers of the widths given, BatchNorm and ReLU after each but the last."""

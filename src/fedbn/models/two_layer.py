@@ -6,6 +6,9 @@ from math import prod
 
 from torch import nn
 
+# What `fedbn inspect` builds it for, when told nothing else.
+EXAMPLE = {"input_shape": (10,), "classes": 2}
+
 
 def two_layer(
     classes: int, input_shape: tuple[int, ...], width: int = 100, alpha: float = 10.0

@@ -1,0 +1,251 @@
+"""`fedbn.fit`: one run from Python, with your own objects or with registered names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.method import Method
+from fedbn.core.plan import Plan
+from fedbn.core.randomness import generator
+from fedbn.core.replica import Replica
+from fedbn.core.rounds import Record, RunState, initial_state
+from fedbn.core.splits import stratified
+from fedbn.engines.embedded import run
+from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.experiments.events import Event
+from fedbn.experiments.loading import checked, looks_like_path, placed, with_absolute_paths
+from fedbn.experiments.plans import Planner
+from fedbn.experiments.runner import start
+from fedbn.experiments.settings import Job, Setting
+from fedbn.methods import parse_method
+from fedbn.runs import checkpoints, metrics
+from fedbn.runs.folder import RunFolder
+
+# What stands in a run's configuration for an object that only Python has.
+IN_PYTHON = "(given in Python)"
+_TEST_SHARE = 0.2
+Arrays = tuple[Any, Any]
+Data = str | Path | Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]
+Model = str | nn.Module | Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        plan: What was run.
+        state: The shared part and every client's local part.
+        records: All numbers, as in `metrics.jsonl`.
+        folder: The run folder, where one was asked for.
+    """
+
+    plan: Plan
+    state: RunState
+    records: tuple[Record, ...]
+    folder: Path | None
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(client.name for client in self.plan.federation.clients)
+
+    def model(self, client: str) -> nn.Module:
+        """Make a client's model: the shared part joined with its own local part."""
+        if client not in self.state.local:
+            raise ConfigError(unknown("client", client, self.state.local))
+        replica = Replica(self.plan.initial_model, self.plan.method)
+        replica.load(self.state.shared, self.state.local[client])
+        return replica.model.eval()
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Every client's model."""
+        return {client: self.model(client) for client in self.clients}
+
+    def accuracy(self, split: str = "test") -> dict[str, float]:
+        """Accuracy by domain (by client, where several clients share a domain) at the end."""
+        last = [r for r in self.records if r.split == split and r.metric == "accuracy"]
+        final = max((r.round for r in last), default=0)
+        pooled = self.clients == ("all",)
+        return {
+            (r.domain if pooled else r.client): r.value
+            for r in last
+            if r.round == final and r.value is not None
+        }
+
+
+class _Memory:
+    """A sink that keeps the records."""
+
+    def __init__(self, notes: Callable[[str], None]):
+        self.records: list[Record] = []
+        self._tell = notes
+
+    def note(self, plan: Plan, text: str) -> None:
+        """Pass on a remark."""
+        self._tell(text)
+
+    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
+        """Keep a round's numbers."""
+        self.records += records
+
+
+def fit(
+    data: Data,
+    model: Model | None = None,
+    method: str | Method = "fedbn",
+    *,
+    rounds: int = 40,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int = 0,
+    notes: Callable[[str], None] = lambda text: None,
+    **settings: Any,
+) -> Result:
+    """Train one method and give every client its model.
+
+    Args:
+        data: A registered name, a path of your own data, a `Federation`, or a mapping from each
+            client's name to `(x, y)`, or to `((train_x, train_y), (test_x, test_y))`.
+        model: A registered name, `module:callable`, a function that makes a model, or a model,
+            which is copied; None for one that fits the data.
+        method: A method, or its name as on the command line.
+        rounds: Communication rounds.
+        seed: Decides everything that is random.
+        out: A run folder to write; None to write nothing.
+        resume: Go on with the run in `out`, if there is one.
+        workers: Cores to use; 0 for all. Never changes the result.
+        notes: Hears remarks, for example `print`.
+        **settings: Any key of the configuration, with `__` for the dot: `training__lr=0.1`.
+
+    Returns:
+        The result.
+
+    Example:
+        >>> import numpy as np, fedbn
+        >>> draws = np.random.default_rng(0)
+        >>> def site(scale):
+        ...     x = draws.normal(size=(40, 5)).astype("float32")
+        ...     return scale * x, (x[:, 0] > 0).astype("int64")
+        >>> sites = {"a": site(1.0), "b": site(50.0)}
+        >>> result = fedbn.fit(sites, "mlp", "fedbn", rounds=2, seed=0)
+        >>> sorted(result.models)
+        ['a', 'b']
+    """
+    raw: dict[str, Any] = {"seeds": [seed], "training": {"rounds": rounds}}
+    for key, value in {**_named(data, model, method), **settings}.items():
+        raw = placed(raw, key.replace("__", "."), value)
+    experiment = checked(with_absolute_paths(raw), "fit")
+    planner = Planner(
+        federation=None if isinstance(data, str | Path) else _federation(data),
+        make_model=_maker(model),
+    )
+    chosen = _method(method, experiment.method.mu)
+    job = Job(chosen, Setting("default", experiment), seed)
+    plan = planner.plan(job)
+    for text in planner.warnings:
+        notes(text)
+    if out is None:
+        memory = _Memory(notes)
+        state = run(plan, [memory], workers=workers)
+        return Result(plan, state, tuple(memory.records), None)
+    return _fit_into(RunFolder(out), plan, job, planner, resume, workers, notes)
+
+
+def _fit_into(
+    folder: RunFolder,
+    plan: Plan,
+    job: Job,
+    planner: Planner,
+    resume: bool,
+    workers: int,
+    notes: Callable[[str], None],
+) -> Result:
+    def tell(event: Event) -> None:
+        if event.kind == "note":
+            notes(event.text)
+
+    if not (resume and folder.config.exists()):
+        folder.begin({})
+    with folder.locked():
+        start(job.setting.experiment, [job], planner, folder, tell, workers=workers)
+    place = folder.job(*job.key)
+    state, _ = checkpoints.newest(place, initial_state(plan))
+    assert state is not None
+    records = tuple(Record(**record) for record in metrics.read(place / "metrics.jsonl"))
+    return Result(plan, state, records, folder.path)
+
+
+def _named(data: Data, model: Model | None, method: str | Method) -> dict[str, Any]:
+    """The configuration's words for what was given; objects have none that could be read back."""
+    names: dict[str, Any] = {"methods": [method if isinstance(method, str) else method.name]}
+    if isinstance(data, Path) or (isinstance(data, str) and looks_like_path(data)):
+        names["data.path"] = str(data)
+    else:
+        names["data.name"] = data if isinstance(data, str) else IN_PYTHON
+    if model is not None:
+        names["model.name"] = model if isinstance(model, str) else IN_PYTHON
+    return names
+
+
+def _method(method: str | Method, mu: float | list[float]) -> Method:
+    if isinstance(method, Method):
+        return method
+    if isinstance(mu, list):
+        raise ConfigError("method.mu: fit takes one number; a grid is for `fedbn run`")
+    return parse_method(method, {"mu": mu})
+
+
+def _maker(model: Model | None) -> Callable[..., nn.Module] | None:
+    """A function that makes the model, where it was given as an object."""
+    if model is None or isinstance(model, str):
+        return None
+    if isinstance(model, nn.Module):
+        return lambda: copy.deepcopy(model)
+    return model
+
+
+def _federation(data: Federation | Mapping[str, Any]) -> Federation:
+    if isinstance(data, Federation):
+        return data
+    clients = tuple(_client(name, given) for name, given in data.items())
+    if not clients:
+        raise DataError("fit: no clients")
+    labels = [part.y for c in clients for part in (c.train, *c.tests.values())]
+    classes = max((int(y.max()) for y in labels if len(y)), default=0) + 1
+    return Federation("arrays", clients, tuple(str(label) for label in range(max(classes, 2))))
+
+
+def _client(name: str, given: Any) -> Client:
+    try:
+        first, second = given
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"fit: client {name}: expected (x, y) or ((train_x, train_y), (test_x, test_y))"
+        ) from error
+    if isinstance(first, tuple | list):
+        return Client(name, name, _split(name, *first), {name: _split(name, *second)})
+    whole = _split(name, first, second)
+    if len(whole) < 3:
+        raise DataError(f"fit: client {name}: {len(whole)} samples; at least 3 are needed")
+    rest, held = stratified(whole.y, _TEST_SHARE, generator(0, "test split", client=name))
+    return Client(name, name, whole.take(rest), {name: whole.take(held)})
+
+
+def _split(name: str, x: Any, y: Any) -> Split:
+    samples, labels = torch.as_tensor(x), torch.as_tensor(y)
+    if samples.dtype not in (torch.uint8, torch.float64):
+        samples = samples.float()
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise DataError(f"fit: client {name}: labels of {labels.dtype}; legal are whole numbers")
+    return Split(samples, labels.long())

@@ -1,0 +1,60 @@
+"""What `run` and `resume` have in common: the lock, the signals, the progress, the results."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedbn.cli.output import print_json, print_summary
+from fedbn.cli.progress import make_progress
+from fedbn.cli.stopping import Stopper
+from fedbn.errors import Interrupted
+from fedbn.experiments.loading import checked
+from fedbn.experiments.plans import Planner
+from fedbn.experiments.runner import prepare, start
+from fedbn.runs import metrics
+from fedbn.runs.folder import RunFolder
+
+
+def launch(folder: RunFolder, raw: dict[str, Any], *, where: str, as_json: bool) -> bool:
+    """Run, or go on running, and show what came out; False where all was done before."""
+    _import_from(folder.directory())
+    progress = make_progress()
+    with folder.locked(), Stopper() as stop:
+        try:
+            experiment, planner = checked(raw, where), Planner()
+            todo = prepare(experiment, planner)
+            ran = start(experiment, todo, planner, folder, progress, stop=stop)
+        except Interrupted as error:
+            raise Interrupted(f"{error}; continue with `fedbn resume {folder.path}`") from error
+        finally:
+            progress.close()
+        show(folder, as_json)
+    return ran
+
+
+def show(folder: RunFolder, as_json: bool) -> None:
+    """Print the table and draw the learning curves."""
+    from fedbn.results.curves import draw_curves
+    from fedbn.results.summary import summarize
+
+    experiment = checked(folder.read_request(), str(folder.config))
+    records = metrics.read(folder.metrics)
+    choose = isinstance(experiment.method.mu, list)
+    summary = summarize(records, experiment.evaluation.report, choose_setting=choose)
+    draw_curves(records, folder.curves)
+    if as_json:
+        print_json(summary, str(folder.path))
+    else:
+        print_summary(summary)
+    seeds = ", ".join(map(str, summary.seeds))
+    print(f"\nseeds {seeds}; run folder {folder.path}; curves {folder.curves}", file=sys.stderr)
+
+
+def _import_from(directory: Path) -> None:
+    """Let a user's own modules be found, here and in worker processes."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{before}" if before else str(directory)
+    sys.path.insert(0, str(directory))

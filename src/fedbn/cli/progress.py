@@ -1,0 +1,138 @@
+"""How a run is going, on stderr: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from typing import Any, Protocol
+
+from fedbn.experiments.events import Event
+
+_QUIET_SECONDS = 10.0
+
+
+class Progress(Protocol):
+    """A listener that is opened and closed around a run."""
+
+    def __call__(self, event: Event) -> None:
+        """Hear an event."""
+
+    def close(self) -> None:
+        """Tidy the screen."""
+
+
+def make_progress() -> Progress:
+    """Choose by whether a person is looking."""
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+class Lines:
+    """A line now and then: for logs, pipes and batch systems."""
+
+    def __init__(self) -> None:
+        self._clock = Clock()
+        self._told = 0.0
+
+    def __call__(self, event: Event) -> None:
+        """Print a line, or wait for a later event."""
+        self._clock.hear(event)
+        if event.kind == "note":
+            _print(f"{_name(event)}: {event.text}")
+        elif event.kind == "done":
+            _print(f"{_name(event)}: done ({self._clock.text()})")
+        elif event.kind == "round" and time.monotonic() - self._told > _QUIET_SECONDS:
+            self._told = time.monotonic()
+            at = f"round {event.round}/{event.rounds}"
+            _print(f"{_name(event)}: {at}, {_numbers(event)} ({self._clock.text()})")
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+class Bar:
+    """One bar over all rounds of all jobs, with the latest numbers."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._progress = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._progress.add_task("checking data and model ...", total=None)
+        self._progress.start()
+
+    def __call__(self, event: Event) -> None:
+        """Move the bar."""
+        from rich.markup import escape
+
+        if event.kind == "begin":
+            self._progress.reset(self._task, total=event.rounds, completed=event.round)
+        elif event.kind == "note":
+            self._progress.console.print(escape(f"{_name(event)}: {event.text}"), highlight=False)
+        elif event.kind == "round":
+            text = f"{_name(event)}  round {event.round}/{event.rounds}  {_numbers(event)}"
+            self._progress.update(self._task, advance=1, description=escape(text))
+
+    def close(self) -> None:
+        """Take the bar off."""
+        self._progress.stop()
+
+
+class Clock:
+    """Time left, from the rounds done since the beginning."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._done = 0
+        self._left = 0
+
+    def hear(self, event: Event) -> None:
+        """Count."""
+        if event.kind == "begin":
+            self._begun, self._left = time.monotonic(), event.rounds - event.round
+        elif event.kind == "round":
+            self._done += 1
+
+    def text(self) -> str:
+        """Say how much time is left."""
+        if not self._done:
+            return "time left unknown"
+        seconds = (time.monotonic() - self._begun) / self._done * (self._left - self._done)
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+
+
+def _name(event: Event) -> str:
+    method, setting, seed = event.job
+    return f"{method} seed {seed}" + ("" if setting == "default" else f" {setting}")
+
+
+def _numbers(event: Event) -> str:
+    parts = []
+    if losses := _values(event.records, "train", "training_loss"):
+        parts.append(f"loss {statistics.fmean(losses):.3f}")
+    if scores := _values(event.records, "test", "accuracy"):
+        parts.append(f"accuracy {100 * statistics.fmean(scores):.1f} %")
+    return ", ".join(parts)
+
+
+def _values(records: list[dict[str, Any]], split: str, metric: str) -> list[float]:
+    return [
+        r["value"]
+        for r in records
+        if r["split"] == split and r["metric"] == metric and r["value"] is not None
+    ]
+
+
+def _print(text: str) -> None:
+    print(
+        "".join(s if s.isprintable() else repr(s)[1:-1] for s in text), file=sys.stderr, flush=True
+    )

@@ -1,0 +1,33 @@
+"""The experiments that come with the package, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedbn.errors import ConfigError, unknown
+
+
+def folder() -> Path:
+    """Where they lie: inside an installed package, or in the repository."""
+    installed = Path(__file__).parent / "catalog"
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "experiments"
+
+
+def experiments() -> dict[str, str]:
+    """Map each name to the first line of its header."""
+    files = sorted(folder().glob("*.toml"))
+    return {file.stem: _title(file) for file in files}
+
+
+def find(name: str) -> Path:
+    """Find an experiment by name or path."""
+    given = Path(name)
+    if given.suffix == ".toml" or given.exists():
+        return given
+    if name not in experiments():
+        raise ConfigError(unknown("experiment", name, [*experiments(), "FILE.toml"]))
+    return folder() / f"{name}.toml"
+
+
+def _title(file: Path) -> str:
+    return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

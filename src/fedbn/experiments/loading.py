@@ -1,0 +1,131 @@
+"""Reading configurations: a TOML file, flags and `--set`, merged and then checked."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbn.errors import ConfigError, unknown
+
+if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs none of it
+    from pydantic import BaseModel
+    from pydantic_core import ErrorDetails
+
+    from fedbn.experiments.schema import Experiment
+
+_MAX_BYTES = 1_000_000
+Raw = dict[str, Any]
+
+
+def read_toml(file: Path) -> Raw:
+    """Read a TOML file, or say in one line what is wrong with it and where."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{file}: {len(content):,} bytes; a configuration has at most 1,000,000")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 (byte {error.start})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file}: nested too deeply") from error
+
+
+def with_settings(raw: Raw, settings: Iterable[str]) -> Raw:
+    """Apply `key=value` settings; a value is TOML, or text where it is not.
+
+    Example:
+        >>> with_settings({}, ["training.lr=0.1", "data.name=digits"])
+        {'training': {'lr': 0.1}, 'data': {'name': 'digits'}}
+    """
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting!r}: expected key=value")
+        raw = placed(raw, key.strip(), _value(text.strip()))
+    return raw
+
+
+def placed(raw: Mapping[str, Any], key: str, value: Any) -> Raw:
+    """Copy a configuration with one dotted key set."""
+    head, _, rest = key.partition(".")
+    if not rest:
+        return {**raw, head: value}
+    below = raw.get(head, {})
+    if not isinstance(below, Mapping):
+        raise ConfigError(f"{key}: {head} = {below!r} is a value, not a section")
+    return {**raw, head: placed(below, rest, value)}
+
+
+def looks_like_path(text: str) -> bool:
+    """Tell a path from a name: it has a separator, or something lies there.
+
+    Example:
+        >>> looks_like_path("my/data"), looks_like_path("digits_mini"), looks_like_path("my:data")
+        (True, False, False)
+    """
+    return ":" not in text and ("/" in text or "\\" in text or Path(text).exists())
+
+
+def with_absolute_paths(raw: Raw) -> Raw:
+    """Make paths absolute, so that a run can be resumed from any directory."""
+    for section, key in (("data", "path"), ("model", "weights")):
+        value = raw.get(section, {}).get(key) if isinstance(raw.get(section), dict) else None
+        if isinstance(value, str):
+            raw = placed(raw, f"{section}.{key}", str(Path(value).resolve()))
+    return raw
+
+
+def checked(raw: Mapping[str, Any], where: str = "configuration") -> Experiment:
+    """Check a configuration against the schema.
+
+    Raises:
+        ConfigError: Naming the key, the value given and the legal ones.
+    """
+    from pydantic import ValidationError
+
+    from fedbn.experiments.schema import Experiment
+
+    try:
+        return Experiment.model_validate(dict(raw))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigError(f"{where}: {explained(problems[0], Experiment)}{more}") from error
+
+
+def explained(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    """Say in one line what is wrong with one key."""
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return unknown("key", key, _keys_beside(problem["loc"], model))
+    text = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return text
+    given = repr(problem["input"])
+    return (
+        f"{key} = {given if len(given) <= 60 else given[:57] + '...'}: {text[0].lower()}{text[1:]}"
+    )
+
+
+def _keys_beside(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    path = []
+    for part in loc[:-1]:
+        path.append(str(part))
+        section = model.model_fields[str(part)].annotation
+        assert isinstance(section, type)
+        model = section
+    return [".".join([*path, name]) for name in model.model_fields]
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text

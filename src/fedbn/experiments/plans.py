@@ -1,0 +1,127 @@
+"""From a job to a plan: everything loaded, everything checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbn.core.checks import check_federation
+from fedbn.core.federation import Federation
+from fedbn.core.plan import Plan
+from fedbn.core.splits import with_validation
+from fedbn.core.training import Training
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.loading import with_absolute_paths
+from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
+from fedbn.experiments.settings import Job
+from fedbn.experiments.sources import load_federation, model_builder
+
+
+class Planner:
+    """Makes the plans of an experiment; data that several jobs use is loaded once.
+
+    Args:
+        federation: Data given as an object, in place of what the configuration names.
+        make_model: A function that makes the model, in place of what the configuration names.
+    """
+
+    def __init__(
+        self,
+        federation: Federation | None = None,
+        make_model: Callable[..., nn.Module] | None = None,
+    ):
+        self.warnings: list[str] = []
+        self._data: dict[str, Federation] = {}
+        self._given = federation
+        self._make_model = make_model
+
+    def plan(self, job: Job) -> Plan:
+        """Make a job's plan and check it."""
+        experiment = job.setting.experiment
+        federation = self.federation(experiment.data)
+        if experiment.evaluation.validation:
+            federation = with_validation(federation, experiment.evaluation.validation, job.seed)
+        training = training_of(experiment.training)
+        if training.min_clients > len(federation.clients):
+            raise ConfigError(
+                f"training.min_clients = {training.min_clients}: "
+                f"{federation.name} has {len(federation.clients)} clients"
+            )
+        plan = Plan(
+            method=job.method,
+            federation=federation.pooled() if job.method.pooled else federation,
+            model=model_builder(experiment.model, federation, self._make_model),
+            training=training,
+            seed=job.seed,
+            setting=job.setting.name,
+            evaluate_every=experiment.evaluation.every,
+        )
+        plan.check(experiment.method.allow_no_batchnorm)
+        return plan
+
+    def federation(self, section: DataSection) -> Federation:
+        """Load data, once for equal sections."""
+        key = section.model_dump_json()
+        if key not in self._data:
+            found = self._given or load_federation(section)
+            self.warnings += check_federation(found)
+            self._data[key] = found
+        return self._data[key]
+
+
+def training_of(section: TrainingSection) -> Training:
+    """Turn the `[training]` section into what the core takes."""
+    values: dict[str, Any] = section.model_dump()
+    values["batch_size"] = None if section.batch_size == "full" else section.batch_size
+    values["optimizer"] = _optimizer(section)
+    _check_device(section.device)
+    return Training(**values)
+
+
+def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+    """Write a configuration out in full: all defaults, absolute paths, the names chosen."""
+    from fedbn.models._suggest import suggested
+
+    raw = experiment.model_dump(exclude_none=True)
+    raw["data"].setdefault("name", "arrays" if experiment.data.path else "digits_mini")
+    raw["model"].setdefault("name", suggested(federation.input_shape))
+    if experiment.training.local_steps is not None:
+        del raw["training"]["local_epochs"]
+    return with_absolute_paths({key: value for key, value in raw.items() if value != {}})
+
+
+def _optimizer(section: TrainingSection) -> str:
+    known = {
+        name.lower(): name
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer)
+    }
+    known.pop("optimizer", None)
+    if section.optimizer.lower() not in known:
+        raise ConfigError(
+            f"training.optimizer: {unknown('optimizer', section.optimizer, known.values())}"
+        )
+    name = known[section.optimizer.lower()]
+    build = getattr(torch.optim, name)
+    legal = [p for p in inspect.signature(build).parameters if p not in ("params", "lr")]
+    for key in section.optimizer_args:
+        if key not in legal:
+            raise ConfigError(f"training.optimizer_args: {unknown('argument', key, legal)}")
+    try:
+        build([torch.nn.Parameter(torch.zeros(1))], lr=section.lr, **section.optimizer_args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"training.optimizer_args: {error}") from error
+    return name
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(device.partition(":")[2] or 0)
+    if index >= count:
+        raise ConfigError(f"training.device = {device!r}: {count} CUDA device(s) here; 'cpu' works")

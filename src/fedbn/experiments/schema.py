@@ -1,0 +1,138 @@
+"""The configuration: every key, its type, its range and its default.
+
+The same keys serve TOML files, `--set key=value` and `fedbn.fit`. `fedbn schema` prints this as a
+JSON schema.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _batch_size(value: Any) -> Any:
+    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("legal are whole numbers >= 1, or 'full'")
+
+
+def _mu(value: Any) -> Any:
+    numbers = value if isinstance(value, list) and value else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9:
+            raise ValueError("legal are finite numbers >= 0, or a list of them to choose from")
+    return value
+
+
+class Section(BaseModel):
+    """A part of the configuration; knows its keys and admits no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TrainingSection(Section):
+    """`[training]`: how clients train and how rounds are made of it."""
+
+    rounds: int = Field(40, ge=1, le=1_000_000, description="communication rounds")
+    local_epochs: int = Field(1, ge=1, le=100_000, description="passes a round, the paper's E")
+    local_steps: int | None = Field(None, ge=1, description="batches a round, in place of epochs")
+    batch_size: Annotated[int | Literal["full"], BeforeValidator(_batch_size)] = Field(
+        16, description="samples a batch, the paper's B, or 'full'"
+    )
+    optimizer: str = Field("SGD", description="name of a class in torch.optim")
+    optimizer_args: dict[str, Any] = Field({}, description="its arguments beside lr")
+    lr: float = Field(0.01, gt=0, description="learning rate of the clients")
+    unequal: Literal["own", "repeat"] = Field(
+        "own", description="clients of unequal size: train on what they have, or repeat samples"
+    )
+    weighting: Literal["uniform", "examples"] = Field("uniform", description="weight in a mean")
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients a round")
+    min_clients: int = Field(1, ge=1, description="fewer usable updates end the run")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingSection:
+        if self.local_steps is not None and "local_epochs" in self.model_fields_set:
+            raise ValueError("local_epochs and local_steps exclude each other; give one")
+        return self
+
+
+class MethodSection(Section):
+    """`[method]`: values for the methods."""
+
+    mu: Annotated[float | list[float], BeforeValidator(_mu)] = Field(
+        0.01, description="FedProx's mu; a list is a grid, chosen from on validation data"
+    )
+    allow_no_batchnorm: bool = Field(
+        False, description="let FedBN or SiloBN run on a model without BatchNorm, as FedAvg"
+    )
+
+
+class DataSection(Section):
+    """`[data]`: which data; further keys are the data set's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: str | None = Field(None, description="a registered data set, or module:callable")
+    path: str | None = Field(None, description="a folder or file of your own")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The data set's own options."""
+        own = dict(self.__pydantic_extra__ or {})
+        return own if self.path is None else {"path": self.path, **own}
+
+
+class ModelSection(Section):
+    """`[model]`: which model."""
+
+    name: str | None = Field(None, description="a registered model, or module:callable")
+    args: dict[str, Any] = Field({}, description="arguments of the model")
+    weights: str | None = Field(None, description="a safetensors file to start from")
+
+
+class EvaluationSection(Section):
+    """`[evaluation]`: when and on what clients are scored."""
+
+    every: int = Field(1, ge=1, description="score every so many rounds, and at the end")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of training data held out for choosing"
+    )
+    report: Literal["last", "best"] = Field(
+        "last", description="show the last round, or the best one by validation accuracy"
+    )
+
+
+class Experiment(Section):
+    """A whole configuration."""
+
+    format: Literal[1] = Field(1, description="version of this schema")
+    methods: list[str] = Field(
+        ["singleset", "fedavg", "fedprox", "fedbn"], min_length=1, description="what to compare"
+    )
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(
+        [0, 1, 2], min_length=1, description="one run each"
+    )
+    workers: int = Field(
+        0, ge=0, le=1024, description="cores to use; 0 for all; never changes results"
+    )
+    training: TrainingSection = TrainingSection()
+    method: MethodSection = MethodSection()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    sweep: dict[str, Any] = Field({}, description="key = [values]: one setting a combination")
+
+    @model_validator(mode="after")
+    def _choosing_needs_validation(self) -> Experiment:
+        chooses = self.evaluation.report == "best" or isinstance(self.method.mu, list)
+        if chooses and not self.evaluation.validation:
+            raise ValueError(
+                "evaluation.report = 'best' and a list for method.mu choose on validation data: "
+                "set evaluation.validation, for example to 0.2"
+            )
+        for name, values in (("methods", self.methods), ("seeds", self.seeds)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}: {values} names one twice")
+        return self

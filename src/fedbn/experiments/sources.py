@@ -1,0 +1,151 @@
+"""Data and models by the names a configuration gives them."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from pydantic import ConfigDict, ValidationError, create_model
+from torch import Tensor, nn
+
+import fedbn.data
+import fedbn.models
+from fedbn import registry
+from fedbn.core.federation import Federation
+from fedbn.core.packing import Layout
+from fedbn.core.state import entries, unwrap
+from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
+from fedbn.experiments.loading import explained
+from fedbn.experiments.schema import DataSection, ModelSection
+from fedbn.models._suggest import suggested
+
+_WRAPPERS = ("module.", "_orig_mod.")
+
+
+def load_federation(section: DataSection) -> Federation:
+    """Load the data a configuration names."""
+    name = section.name or ("arrays" if section.path else "digits_mini")
+    build = registry.find(fedbn.data, name, "data set")
+    options = _options(build, section.options, f"data {name}")
+    try:
+        federation = build(**options)
+    except FedbnError:
+        raise
+    except OSError as error:
+        raise DataError(f"data {name}: {error.strerror}: {error.filename}") from error
+    if not isinstance(federation, Federation):
+        raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
+    return federation
+
+
+def model_builder(
+    section: ModelSection, federation: Federation, own: Callable[..., nn.Module] | None = None
+) -> Callable[[], nn.Module]:
+    """Give a function that makes the model; it is called anew for every seed.
+
+    Args:
+        section: Names the model, its arguments and the weights it starts from.
+        federation: Decides the number of classes and the shape of the input.
+        own: A function to take in place of the one named.
+    """
+    name = section.name or suggested(federation.input_shape)
+    build = own or registry.find(fedbn.models, name, "model")
+    given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
+    arguments = _model_arguments(build, given, section.args, name)
+    weights = read_weights(Path(section.weights)) if section.weights else None
+
+    def make() -> nn.Module:
+        try:
+            model = build(**arguments)
+        except FedbnError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ModelError(f"model {name}: {reason}") from error
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"model {name} gives a {type(model).__name__}, not an nn.Module")
+        if weights is not None:
+            load_weights(model, weights, str(section.weights))
+        return model
+
+    return make
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; a pickle is refused."""
+    if file.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+        raise ConfigError(
+            f"{file}: a pickle can run code and is refused. Convert it where you trust it: "
+            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+        )
+    try:
+        return safetensors.torch.load(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"model.weights {file}: {error.strerror}") from error
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"model.weights {file}: not a whole safetensors file ({error})"
+        ) from error
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Put weights into a model; every entry must be there, and fit."""
+    layout = Layout.of(entries(model))
+    expected = {entry.name for entry in layout.entries}
+    aliases = {entry.name for entry in entries(model)} - expected
+    state = {_unwrapped(name, expected | aliases): value for name, value in weights.items()}
+    state = {name: value for name, value in state.items() if name not in aliases}
+    packed = layout.pack(state, where)
+    unwrap(model).load_state_dict(packed.state, strict=False)
+
+
+def _unwrapped(name: str, expected: set[str]) -> str:
+    """Take `module.` and `_orig_mod.` off a name, as wrapped models save them."""
+    while name not in expected and name.startswith(_WRAPPERS):
+        name = name.partition(".")[2]
+    return name
+
+
+def _options(build: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check options against a data set's signature."""
+    parameters = inspect.signature(build).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(given)
+    if "path" in given and "path" not in parameters:
+        raise ConfigError(f"{where} takes no data.path")
+    for key in given:
+        if key not in parameters:
+            raise ConfigError(
+                f"{where}: {unknown('option', f'data.{key}', [f'data.{p}' for p in parameters])}"
+            )
+    hints = typing.get_type_hints(build)
+    fields: dict[str, Any] = {
+        name: (hints.get(name, Any), ... if p.default is p.empty else p.default)
+        for name, p in parameters.items()
+    }
+    model = create_model(
+        "Options", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **fields
+    )
+    try:
+        model.model_validate(dict(given))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ConfigError(f"{where}: data.{explained(problem, model)}") from error
+    return dict(given)
+
+
+def _model_arguments(
+    build: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    signature = inspect.signature(build)
+    arguments = {key: value for key, value in given.items() if key in signature.parameters}
+    try:
+        signature.bind(**{**arguments, **args})
+    except TypeError as error:
+        raise ConfigError(f"model {name}: {error}; model.args fits {signature}") from error
+    return {**arguments, **args}

@@ -1,0 +1,17 @@
+"""Which registered model fits a sample's shape, for users who name none."""
+
+from __future__ import annotations
+
+_LARGE = 64
+
+
+def suggested(input_shape: tuple[int, ...]) -> str:
+    """Name a model: dense for vectors, a small CNN for small images, AlexNet for large ones.
+
+    Example:
+        >>> suggested((30,)), suggested((3, 28, 28)), suggested((3, 256, 256))
+        ('mlp', 'small_cnn', 'alexnet')
+    """
+    if len(input_shape) != 3:
+        return "mlp"
+    return "small_cnn" if min(input_shape[1:]) < _LARGE else "alexnet"

@@ -1,0 +1,74 @@
+"""The learning-curve picture of a run: accuracy a client and on average, over rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from fedbn.results.style import colours, styled
+
+_Series = dict[str, dict[int, list[float]]]  # label of the method -> round -> values over seeds
+
+
+def draw_curves(records: Sequence[Mapping[str, Any]], file: Path, title: str = "") -> None:
+    """Draw one panel a client and one for their mean: the mean over seeds, shaded ± one std."""
+    panels = _panels(records)
+    labels = list(dict.fromkeys(label for series in panels.values() for label in series))
+    palette = colours(labels)
+    columns = min(3, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    with styled():
+        figure, axes = plt.subplots(
+            lines,
+            columns,
+            figsize=(2.4 * columns + 0.4, 1.9 * lines + 0.5),
+            squeeze=False,
+            sharex=True,
+            sharey=True,
+        )
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        for axis, (name, series) in zip(axes.flat, panels.items(), strict=False):
+            _panel(axis, name, series, palette)
+        figure.supxlabel("round", fontsize=8)
+        figure.supylabel("test accuracy (%)", fontsize=8)
+        handles = [Line2D([], [], color=palette[label], label=label) for label in labels]
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(labels))
+        if title:
+            figure.suptitle(title, fontsize=8, y=0)
+        figure.set_layout_engine("constrained")
+        figure.savefig(file, metadata={"Software": None})
+        plt.close(figure)
+
+
+def _panels(records: Sequence[Mapping[str, Any]]) -> dict[str, _Series]:
+    panels: dict[str, _Series] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    means: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for r in records:
+        if r["split"] != "test" or r["metric"] != "accuracy":
+            continue
+        label = r["method"] if r["setting"] == "default" else f"{r['method']} ({r['setting']})"
+        column = r["domain"] if r["client"] == "all" else r["client"]
+        panels[column][label][r["round"]].append(100 * r["value"])
+        means[label, r["seed"], r["round"]].append(100 * r["value"])
+    for (label, _, round), values in means.items():
+        panels["mean of clients"][label][round].append(float(np.mean(values)))
+    return panels
+
+
+def _panel(axis: Axes, name: str, series: _Series, palette: Mapping[str, str]) -> None:
+    axis.set_title(name, fontsize=8)
+    for label, by_round in series.items():
+        rounds = sorted(by_round)
+        mean = np.array([np.mean(by_round[round]) for round in rounds])
+        std = np.array([np.std(by_round[round]) for round in rounds])
+        axis.plot(rounds, mean, color=palette[label], marker="" if len(rounds) > 1 else "o")
+        axis.fill_between(rounds, mean - std, mean + std, color=palette[label], alpha=0.18, lw=0)

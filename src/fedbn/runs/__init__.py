@@ -1,0 +1,12 @@
+"""The run folder: configuration, metrics and checkpoints on disk, none of which can be half there.
+
+```
+RUN/
+  config.toml        the resolved configuration
+  environment.json   versions, seeds, threads, hashes of the data
+  metrics.jsonl      one record a line, in the order of the jobs
+  checkpoints/METHOD/SETTING/seed-S/
+    metrics.jsonl    the records of this job, as its rounds end
+    round-NNNNNN/    shared.safetensors, local/CLIENT.safetensors, manifest.json
+```
+"""

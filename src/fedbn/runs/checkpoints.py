@@ -1,0 +1,155 @@
+"""Checkpoints of one job: the state after a round, as safetensors with checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+
+from fedbn.core.rounds import RunState
+from fedbn.core.state import State
+from fedbn.errors import DamagedRun, ModelError
+from fedbn.runs.files import explained, sync_folder, to_json, write_through
+
+FORMAT = 1
+_KEEP = 2
+_NAME = re.compile(r"round-(\d{6,})")
+
+
+def save(folder: Path, state: RunState, facts: Mapping[str, Any]) -> None:
+    """Write a checkpoint beside the job's earlier ones, and keep the last two.
+
+    Args:
+        folder: The job's folder.
+        state: What to save.
+        facts: What else the manifest should hold.
+    """
+    final = folder / f"round-{state.round:06d}"
+    temporary = folder / f".{final.name}.tmp"
+    with explained(final):
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "local").mkdir(parents=True)
+        hashes = {}
+        for name, tensors in _contents(state).items():
+            content = to_bytes(tensors)
+            hashes[name] = hashlib.sha256(content).hexdigest()
+            write_through(temporary / name, content)
+        manifest = {"format": FORMAT, "round": state.round, "files": hashes, **facts}
+        write_through(temporary / "manifest.json", to_json(manifest))
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        sync_folder(folder)
+        for _, old in rounds(folder)[_KEEP:]:
+            shutil.rmtree(old)
+
+
+def rounds(folder: Path) -> list[tuple[int, Path]]:
+    """List the checkpoints of a job, newest first."""
+    found = [
+        (match, path) for path in folder.glob("round-*") if (match := _NAME.fullmatch(path.name))
+    ]
+    return sorted(((int(match[1]), path) for match, path in found), reverse=True)
+
+
+def load(path: Path, like: RunState) -> RunState:
+    """Read a checkpoint and verify every byte of it.
+
+    Args:
+        path: The checkpoint's folder.
+        like: A state of the same plan; gives the layouts.
+
+    Raises:
+        DamagedRun: Naming the file that is missing, altered or of a newer format.
+    """
+    manifest = read_manifest(path)
+    contents = {name: _verified(path / name, digest) for name, digest in manifest["files"].items()}
+    try:
+        local = {
+            client: pack.layout.pack(_taken(contents, f"local/{client}.safetensors", path))
+            for client, pack in like.local.items()
+        }
+        shared = like.shared.layout.pack(_taken(contents, "shared.safetensors", path))
+    except ModelError as error:
+        raise DamagedRun(f"{path}: {error}") from error
+    return RunState(manifest["round"], shared, local, contents.get("server.safetensors", {}))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's manifest."""
+    file = path / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_bytes())
+        if manifest["format"] > FORMAT:
+            newer = manifest["format"]
+            raise DamagedRun(f"{file}: format {newer} is from a newer fedbn; this reads {FORMAT}")
+        return {**manifest, "files": dict(manifest["files"]), "round": int(manifest["round"])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedRun(f"{file}: missing or damaged") from error
+
+
+def whole_round(folder: Path) -> int:
+    """The newest round whose checkpoint has all its bytes; 0 where there is none."""
+    for number, path in rounds(folder):
+        try:
+            for name, digest in read_manifest(path)["files"].items():
+                _verified(path / name, digest)
+            return number
+        except DamagedRun:
+            continue
+    return 0
+
+
+def newest(folder: Path, like: RunState) -> tuple[RunState | None, list[str]]:
+    """Find the newest checkpoint that is whole, and say which ones were not.
+
+    Returns:
+        The state, or None where no checkpoint was ever written; and what was damaged.
+
+    Raises:
+        DamagedRun: There are checkpoints, and none is whole.
+    """
+    damaged: list[str] = []
+    for _, path in rounds(folder):
+        try:
+            return load(path, like), damaged
+        except DamagedRun as error:
+            damaged.append(str(error))
+    if damaged:
+        raise DamagedRun("; ".join(damaged) + "; no whole checkpoint is left")
+    return None, []
+
+
+def _contents(state: RunState) -> dict[str, State]:
+    contents = {"shared.safetensors": state.shared.state}
+    contents |= {f"local/{name}.safetensors": pack.state for name, pack in state.local.items()}
+    if state.memory:
+        contents["server.safetensors"] = state.memory
+    return contents
+
+
+def _taken(contents: dict[str, State], name: str, path: Path) -> State:
+    if name not in contents:
+        raise DamagedRun(f"{path / name}: not in the manifest")
+    return contents[name]
+
+
+def _verified(file: Path, digest: str) -> State:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DamagedRun(f"{file}: missing or unreadable") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise DamagedRun(f"{file}: damaged (its sha256 is not the manifest's)")
+    try:
+        return from_bytes(content)
+    except safetensors.SafetensorError as error:
+        raise DamagedRun(f"{file}: damaged ({error})") from error

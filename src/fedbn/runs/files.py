@@ -1,0 +1,58 @@
+"""Writing files so that a crash leaves the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedbn.errors import FedbnError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file as a whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with explained(path):
+        write_through(temporary, content)
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+def write_through(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def to_json(value: Any) -> bytes:
+    """Render JSON the same way every time."""
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the system refuses into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        hint = "; completed rounds are saved: make room, then `fedbn resume`" if full else ""
+        raise FedbnError(f"cannot write {path}: {reason}{hint}") from error
