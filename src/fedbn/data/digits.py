@@ -1,0 +1,149 @@
+"""Digits-Five: SVHN, USPS, SynthDigits, MNIST-M and MNIST, the paper's benchmark (section 5.1).
+
+Train and test part of each data set are pooled and divided 80 to 20, class by class; training data
+is truncated to the 7,438 samples of the smallest and cut into ten parts of 743, in order. A client
+has one part (the paper's default of 10 %), another share of the 7,438 (`percent`), or several
+clients have one part each (`clients_per_domain`, the paper's study of heterogeneity).
+`equalize = false` keeps the original sizes, to be trained with `training.unequal = "repeat"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import get_args
+
+import torch
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.data._cache import Arrays
+from fedbn.data._digit_domains import (
+    DigitsInfo,
+    Loaded,
+    MnistM,
+    Synth,
+    mnist_m_domain,
+    original,
+    synth_digits_domain,
+)
+from fedbn.data._digit_files import DOMAINS
+from fedbn.data._digit_parts import TRAIN_SIZE
+from fedbn.errors import ConfigError, unknown
+
+PERCENTS = (1, 5, 10, 20, 40, 60, 100)
+_PARTS = 10
+
+
+INFO = DigitsInfo(
+    title="Digits-Five: SVHN, USPS, SynthDigits, MNIST-M, MNIST",
+    clients="5 of 743",
+    classes=10,
+    shape="3×28×28",
+    source="FEDBN_DATA/digits: one npz a domain, or the original files",
+    licence="MNIST CC BY-SA 3.0; SVHN non-commercial; USPS, MNIST-M, SynthDigits state none",
+    files=("digits/*",),
+)
+
+
+def digits(
+    percent: int = 10,
+    clients_per_domain: int = 1,
+    equalize: bool = True,
+    domains: list[str] | None = None,
+    synth: Synth = "auto",
+    mnist_m: MnistM = "auto",
+    photographs: str | None = None,
+    fonts: str = "matplotlib",
+    rendered: int = TRAIN_SIZE,
+    test_limit: int | None = None,
+    seed: int = 0,
+) -> Federation:
+    """Read the digit data sets, one client or more a domain.
+
+    Args:
+        percent: The share of the training data that a client has: 1, 5, 10, 20, 40, 60 or 100.
+        clients_per_domain: Clients of each domain, 1 to 10, with a tenth each.
+        equalize: Truncate all domains to 7,438 training samples.
+        domains: Which to take, in this order; all five by default.
+        synth: SynthDigits from Ganin's files, rendered here, or whichever is there.
+        mnist_m: MNIST-M from Ganin's files, made from MNIST and photographs, or whichever can be.
+        photographs: The folder of photographs; `digits/photographs` by default.
+        fonts: For rendered SynthDigits: `matplotlib`, `system` or a folder.
+        rendered: How many training images to render.
+        test_limit: Score on the first so many test samples only.
+        seed: Decides splits, rendering and patches; a run's own seed does not touch them.
+    """
+    chosen = _checked_domains(domains)
+    _check(percent, clients_per_domain, test_limit, {"synth": synth, "mnist_m": mnist_m})
+    whole = not equalize
+    stand_ins: dict[str, Callable[[], Loaded]] = {
+        "synthdigits": lambda: synth_digits_domain(synth, seed, whole, rendered, fonts),
+        "mnist_m": lambda: mnist_m_domain(mnist_m, seed, whole, photographs),
+    }
+    loaded = {d: stand_ins[d]() if d in stand_ins else original(d, seed, whole) for d in chosen}
+    smallest = min(TRAIN_SIZE, *(len(arrays["train_y"]) for arrays, _ in loaded.values()))
+    clients: list[Client] = []
+    for domain, (arrays, _) in loaded.items():
+        size = len(arrays["train_y"]) if whole else smallest
+        cuts = _cuts(size, percent, clients_per_domain, whole)
+        clients += _clients(domain, arrays, cuts, test_limit)
+    remarks = [remark for _, remark in loaded.values() if remark]
+    if equalize and smallest < TRAIN_SIZE:
+        remarks.append(
+            f"training data is truncated to {smallest} samples a domain, not to the paper's 7438"
+        )
+    return Federation("digits", tuple(clients), tuple("0123456789"), tuple(remarks))
+
+
+def _cuts(size: int, percent: int, clients: int, whole: bool) -> list[slice]:
+    """Cut a domain's training samples: a share for one client, or a tenth for each of several.
+
+    Of original sizes the paper takes whole tenths (its tables have 79,430 samples of SVHN), of the
+    truncated ones all (7,438, not 7,430).
+    """
+    tenth = size // _PARTS
+    if clients > 1:
+        return [slice(part * tenth, (part + 1) * tenth) for part in range(clients)]
+    return [slice(0, tenth * percent // 10 if whole else size * percent // 100)]
+
+
+def _clients(
+    domain: str, arrays: Arrays, cuts: Sequence[slice], test_limit: int | None
+) -> Iterator[Client]:
+    x, y = torch.from_numpy(arrays["train_x"]), torch.from_numpy(arrays["train_y"])
+    test = Split(
+        torch.from_numpy(arrays["test_x"])[:test_limit],
+        torch.from_numpy(arrays["test_y"])[:test_limit],
+    )
+    for part, cut in enumerate(cuts, start=1):
+        name = domain if len(cuts) == 1 else f"{domain}-{part}"
+        yield Client(name, domain, Split(x[cut], y[cut]), {domain: test})
+
+
+def _checked_domains(domains: Sequence[str] | None) -> tuple[str, ...]:
+    chosen = tuple(DOMAINS if domains is None else domains)
+    for domain in chosen:
+        if domain not in DOMAINS:
+            raise ConfigError(f"data.domains: {unknown('domain', domain, DOMAINS)}")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(
+            f"data.domains = {list(chosen)}: legal are one or more of {', '.join(DOMAINS)}, "
+            "each once"
+        )
+    return chosen
+
+
+def _check(percent: int, clients: int, test_limit: int | None, sources: Mapping[str, str]) -> None:
+    if percent not in PERCENTS:
+        raise ConfigError(f"data.percent = {percent}: legal are {', '.join(map(str, PERCENTS))}")
+    if not 1 <= clients <= _PARTS:
+        raise ConfigError(f"data.clients_per_domain = {clients}: legal are 1 to {_PARTS}")
+    if clients > 1 and percent != 10:
+        raise ConfigError(
+            f"data.percent = {percent} with data.clients_per_domain = {clients}: several clients "
+            "have a tenth each; leave percent at 10, or clients_per_domain at 1"
+        )
+    if test_limit is not None and test_limit < 1:
+        raise ConfigError(f"data.test_limit = {test_limit}: legal are whole numbers from 1")
+    for name, legal in (("synth", get_args(Synth)), ("mnist_m", get_args(MnistM))):
+        if sources[name] not in legal:
+            raise ConfigError(f"data.{name}: {unknown('source', sources[name], legal)}")
