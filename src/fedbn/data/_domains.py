@@ -1,0 +1,90 @@
+"""Benchmarks of pictures in domains: DOMAIN/CLASS/*.jpg, under the names their copies go by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbn.core.federation import Federation
+from fedbn.data._augment import FlipAndTurn
+from fedbn.data._files import shown, subfolders
+from fedbn.data._picture_sets import (
+    Division,
+    PictureSet,
+    check_folder,
+    check_size,
+    listed,
+    read_client,
+)
+from fedbn.errors import DataError
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark's domains and classes, and what else their folders are called.
+
+    Attributes:
+        name: What the data set is called here.
+        domains: In the paper's order; one client each.
+        classes: In the order of their labels.
+        aliases: Other names of folders, each with the domain or class it means.
+    """
+
+    name: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    aliases: Mapping[str, str]
+
+    def federation(
+        self, root: Path, size: int, division: Division, augment: FlipAndTurn | None
+    ) -> Federation:
+        """Read the pictures below a folder, one client a domain."""
+        check_size(size)
+        check_folder(root, f"the folders {', '.join(self.domains)}")
+        homes = self._found(root, self.domains)
+        parts = {
+            domain: division.divide(self._pictures(homes[domain]), domain)
+            for domain in self.domains
+        }
+        clients = (read_client(d, parts[d], size, augment, self.name) for d in self.domains)
+        return Federation(self.name, tuple(clients), self.classes)
+
+    def _pictures(self, homes: Sequence[Path]) -> PictureSet:
+        # Office-31 keeps the classes of a domain one folder deeper, in `images`.
+        deeper = [home / "images" if (home / "images").is_dir() else home for home in homes]
+        folders: dict[str, list[Path]] = {}
+        for home in deeper:
+            for name, found in self._found(home, self.classes).items():
+                folders.setdefault(name, []).extend(found)
+        return listed(folders, self.classes)
+
+    def _found(self, root: Path, wanted: Sequence[str]) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for folder in subfolders(root):
+            meant = self._meant(folder.name)
+            if meant in wanted:
+                found.setdefault(meant, []).append(folder)
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            there = ", ".join(shown(folder.name) for folder in subfolders(root)[:40])
+            raise DataError(
+                f"{shown(root)}: no folder {', '.join(missing)}; it has {there or 'no folders'}"
+            )
+        return found
+
+    def _meant(self, folder: str) -> str:
+        plain = plain_name(folder)
+        return self.aliases.get(plain, plain)
+
+
+def plain_name(folder: str) -> str:
+    """Bring a folder's name to one spelling.
+
+    Example:
+        >>> plain_name("045.computer-keyboard"), plain_name("127.laptop-101")
+        ('computer_keyboard', 'laptop')
+    """
+    name = re.sub(r"^\d+\.", "", folder.lower())
+    return re.sub(r"[\s_-]+", "_", re.sub(r"-101$", "", name)).strip("_")

@@ -1,0 +1,179 @@
+"""The picture of a federation's data: examples and histograms, counts, and distances."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
+
+LINES: dict[str, tuple[str, Any]] = {
+    "red": ("#D55E00", "-"),
+    "green": ("#009E73", (0, (4, 1.2))),
+    "blue": ("#0072B2", (0, (1, 1))),
+}
+"""Okabe and Ito's colours, and a line style each, for whoever cannot tell the colours apart."""
+STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.linewidth": 0.6,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedbn",
+}
+MOST_CLIENTS, MOST_CLASSES = 10, 20
+WIDTH, ROW, CELL = 7.2, 0.5, 0.24
+
+
+def draw_data(survey: Mapping[str, Any], file: Path) -> Path:
+    """Draw a survey (`fedbn.data._view.survey`) as PNG or SVG, by the name of the file.
+
+    Args:
+        survey: The plain dict.
+        file: Where to; its folder is made where it is missing.
+
+    Returns:
+        The file.
+    """
+    shown = min(len(survey["clients"]), MOST_CLIENTS)
+    heights = [shown * ROW + 0.75, shown * CELL + 1.0]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, sum(heights) + 0.25), layout="constrained")
+        figure.suptitle(_title(survey, shown), fontsize=8, x=0.01, ha="left")
+        parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+        _draw_clients(parts[0], survey, shown)
+        _draw_matrices(parts[1], survey, shown)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"Date": None} if file.suffix == ".svg" else None
+        figure.savefig(file, dpi=220, metadata=metadata)
+    return file
+
+
+def _title(survey: Mapping[str, Any], shown: int) -> str:
+    clients, shape = len(survey["clients"]), "×".join(map(str, survey["shape"]))
+    some = f" ({shown} shown)" if shown < clients else ""
+    facts = f"{clients} clients{some}, {len(survey['classes'])} classes, samples of {shape}"
+    return "\n".join([f"{survey['name']}: {facts}", *survey["remarks"]])
+
+
+def _draw_clients(figure: SubFigure, survey: Mapping[str, Any], shown: int) -> None:
+    """One row a client: its pictures to the left where it has some, its histogram to the right."""
+    pictures = survey["examples"]
+    columns = max((len(examples) for examples in pictures), default=0)
+    widths = [columns, max(3.0, columns * 0.45)] if pictures else [1.0]
+    grid = figure.subplots(
+        shown, len(widths), squeeze=False, width_ratios=widths, gridspec_kw={"hspace": 0.04}
+    )
+    for row, name in enumerate(survey["clients"][:shown]):
+        _draw_histogram(grid[row, -1], survey, row, last=row == shown - 1)
+        if pictures:
+            _draw_examples(grid[row, 0], pictures[row], columns)
+        grid[row, 0].set_ylabel(name, rotation=0, ha="right", va="center")
+    if pictures:
+        grid[0, 0].set_title("a  Examples")
+    grid[0, -1].set_title("b  Pixel values" if pictures else "a  Values")
+    grid[-1, -1].set_xlabel(f"value, in {survey['samples']} samples (cube-root scale)")
+    _legend(figure, survey["histograms"][:shown])
+
+
+def _draw_examples(axes: Axes, examples: Any, columns: int) -> None:
+    gap = max(1, examples.shape[2] // 16)
+    height, width = examples.shape[1:3]
+    strip = np.full((height, columns * (width + gap) - gap, 3), 255, np.uint8)
+    for number, example in enumerate(examples):
+        left = number * (width + gap)
+        strip[:, left : left + width] = example
+    axes.imshow(strip, interpolation="nearest" if height < 64 else "antialiased", aspect="equal")
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def _draw_histogram(axes: Axes, survey: Mapping[str, Any], row: int, *, last: bool) -> None:
+    edges = np.asarray(survey["edges"])
+    for name, shares in survey["histograms"][row].items():
+        colour, style = LINES.get(name, ("#444444", "-"))
+        if name == "values":
+            axes.stairs(shares, edges, fill=True, color="#B5B5B5")
+        axes.stairs(shares, edges, color=colour, linestyle=style, linewidth=0.9)
+    top = max(max(shares) for shares in survey["histograms"][row].values())
+    # A cube root shows what is rare beside the peak of a white or black ground.
+    axes.set_yscale("function", functions=(np.cbrt, lambda root: root**3))
+    axes.set(yticks=[], xlim=(edges[0], edges[-1]), ylim=(0, top))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    if not last:
+        axes.set_xticklabels([])
+
+
+def _legend(figure: SubFigure, histograms: Sequence[Mapping[str, Any]]) -> None:
+    names = [name for name in LINES if any(name in found for found in histograms)]
+    keys: list[Any] = [
+        Line2D([], [], color=LINES[name][0], linestyle=LINES[name][1], label=name) for name in names
+    ]
+    if keys and any("values" in found for found in histograms):
+        keys.append(Patch(color="#B5B5B5", label="grey"))
+    if keys:
+        # Below the examples, where the histograms have their axis, is room.
+        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.62, 0.02)}
+        figure.legend(handles=keys, ncols=len(keys), **place)
+
+
+def _draw_matrices(figure: SubFigure, survey: Mapping[str, Any], shown: int) -> None:
+    classes = min(len(survey["classes"]), MOST_CLASSES)
+    counts, apart = figure.subplots(1, 2, width_ratios=[max(classes, 4) + 2, max(shown, 4)])
+    letter = "cd" if survey["examples"] else "bc"
+    names = survey["clients"][:shown]
+    train, test = (np.asarray(survey[part])[:shown, :classes] for part in ("train", "test"))
+    texts = [
+        [f"{a}+{b}" for a, b in zip(*rows, strict=True)] for rows in zip(train, test, strict=True)
+    ]
+    _draw_matrix(counts, train, texts, names, survey["classes"][:classes])
+    some = "" if classes == len(survey["classes"]) else f" (first {classes} classes)"
+    counts.set_title(f"{letter[0]}  Training + test samples a class{some}")
+    far = np.asarray(survey["distances"])[:shown, :shown]
+    _draw_matrix(apart, far, [[f"{d:.2f}" for d in row] for row in far], names, names)
+    apart.set_title(f"{letter[1]}  Fréchet distance")
+    apart.set_xlabel("diagonal: halves of one client")
+
+
+def _draw_matrix(
+    axes: Axes,
+    values: Any,
+    texts: Sequence[Sequence[str]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+) -> None:
+    top = float(np.nanmax(values, initial=0)) or 1.0
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=1.3 * top, aspect="auto")
+    axes.set_yticks(range(len(rows)), rows)
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    short = max(map(len, columns)) <= 3
+    axes.set_xticks(range(len(columns)), columns, **({} if short else slanted))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    for row, line in enumerate(texts):
+        for column, text in enumerate(line):
+            dark = values[row][column] > 0.75 * top
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=5.8,
+                color="white" if dark else "black",
+            )

@@ -1,0 +1,134 @@
+"""A user's own picture folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from fedbn.core.checks import check_federation
+from fedbn.data.folders import folders
+from fedbn.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with nothing in it."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    return folder
+
+
+def make(root: Path, counts: dict[str, int], size: int = 8) -> Path:
+    """Pictures as SITE/CLASS, or SITE/train/CLASS, each of its own grey value."""
+    for number, (place, count) in enumerate(counts.items()):
+        (root / place).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            grey = Image.new("L", (size, size), 10 * number + index)
+            grey.save(root / place / f"{index:02}.png")
+    return root
+
+
+def test_sites_classes_and_a_stratified_seeded_split(own):
+    make(own, {"north/dog": 10, "north/cat": 5, "süd/cat": 10, "süd/dog": 5})
+    federation = folders(str(own))
+    assert [client.name for client in federation.clients] == ["north", "süd"]
+    assert federation.classes == ("cat", "dog")
+    north = federation.clients[0]
+    assert north.train.y.bincount().tolist() == [4, 8]
+    assert north.tests["north"].y.bincount().tolist() == [1, 2]
+    assert north.train.x.shape == (12, 3, 8, 8)
+    assert north.train.x.dtype == torch.uint8
+    again, other = folders(str(own)), folders(str(own), split_seed=1)
+    assert again.fingerprint() == federation.fingerprint()
+    assert other.fingerprint() != federation.fingerprint()
+    assert check_federation(federation) == []
+
+
+def test_given_train_test_and_valid_are_used(own):
+    make(
+        own,
+        {
+            **{f"a/train/{c}": 4 for c in ("x", "y")},
+            **{f"a/test/{c}": 2 for c in ("x", "y")},
+            **{f"a/valid/{c}": 1 for c in ("x", "y")},
+            **{f"b/{c}": 5 for c in ("x", "y")},
+        },
+    )
+    a, b = folders(str(own)).clients
+    assert (len(a.train), len(a.tests["a"]), len(a.valid)) == (8, 4, 2)
+    assert (len(b.train), len(b.tests["b"]), b.valid) == (8, 2, None)
+
+
+def test_a_class_may_be_called_train(own):
+    make(own, {"a/train": 5, "a/bus": 5})
+    assert folders(str(own)).classes == ("bus", "train")
+
+
+def test_train_without_test_is_an_error(own):
+    make(own, {"a/train/x": 5, "a/valid/x": 5})
+    with pytest.raises(DataError, match="has train/, valid/ but no test/"):
+        folders(str(own))
+
+
+def test_a_class_missing_at_a_site_is_only_warned_of(own):
+    make(own, {"a/x": 5, "a/y": 5, "b/x": 5})
+    warnings = check_federation(folders(str(own)))
+    assert warnings == ["client b has no training sample of class y"]
+
+
+def test_size_is_chosen_and_said_or_given(own):
+    make(own, {"a/x": 5, "a/y": 5}, size=40)
+    make(own, {"b/x": 5, "b/y": 5}, size=50)
+    chosen = folders(str(own))
+    assert chosen.input_shape == (3, 32, 32)
+    assert chosen.remarks == ("pictures of 40×40 to 50×50 pixels resized to 32×32",)
+    given = folders(str(own), size=12)
+    assert given.input_shape == (3, 12, 12)
+    assert given.remarks == ()
+
+
+def test_the_cache_gives_the_same_pixels(own, data_folder):
+    make(own, {"a/x": 5, "a/y": 5})
+    plain = folders(str(own)).fingerprint()
+    assert not list(data_folder.rglob("x.npy"))
+    assert [folders(str(own), cache=True).fingerprint() for _ in range(2)] == [plain, plain]
+    assert list(data_folder.rglob("x.npy"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"path": None}, ConfigError, "data.path is needed"),
+        ({"path": "missing"}, DataError, "no such folder; expected PATH/SITE/CLASS"),
+        ({"test_share": 1.5}, ConfigError, "data.test_share = 1.5"),
+        ({"size": 1}, ConfigError, "data.size = 1: legal are 4 to 2048"),
+    ],
+)
+def test_wrong_options(own, monkeypatch, options, error, message):
+    monkeypatch.chdir(own)
+    make(own / "data", {"a/x": 5, "a/y": 5})
+    with pytest.raises(error, match=message):
+        folders(**{"path": "data", **options})
+
+
+def test_empty_places_are_named(own):
+    with pytest.raises(DataError, match="no sites"):
+        folders(str(own))
+    (own / "a").mkdir()
+    with pytest.raises(DataError, match="no class folders"):
+        folders(str(own))
+    (own / "a" / "x").mkdir()
+    with pytest.raises(DataError, match="site a: no pictures"):
+        folders(str(own))
+
+
+def test_links_to_above_are_neither_sites_nor_classes(own):
+    make(own, {"a/x": 5, "a/y": 5})
+    (own / "again").symlink_to(own)
+    (own / "a" / "again").symlink_to(own / "a")
+    federation = folders(str(own))
+    assert [client.name for client in federation.clients] == ["a"]
+    assert federation.classes == ("x", "y")
