@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from fedbn.core.federation import Client, Federation, Split
-from fedbn.data._recognize import recognize, suggest_model
+from fedbn.data._recognize import recognize
 from fedbn.errors import DataError
 
 
@@ -55,21 +53,3 @@ def test_one_npz_asks_for_its_folder(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(2))
     with pytest.raises(DataError, match="give its folder"):
         recognize(tmp_path / "a.npz")
-
-
-@pytest.mark.parametrize(
-    ("shape", "model"),
-    [
-        ((5,), "mlp"),
-        ((2, 9), "mlp"),
-        ((3, 2, 2), "mlp"),
-        ((1, 28, 28), "small_cnn"),
-        ((3, 63, 63), "small_cnn"),
-        ((3, 64, 64), "alexnet"),
-        ((3, 256, 256), "alexnet"),
-    ],
-)
-def test_a_model_is_suggested(shape, model):
-    part = Split(torch.zeros(2, *shape), torch.tensor([0, 1]))
-    federation = Federation("f", (Client("a", "a", part, {"a": part}),), ("x", "y"))
-    assert suggest_model(federation) == model

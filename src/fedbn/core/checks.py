@@ -83,7 +83,7 @@ def _check_values(split: Split, where: str) -> None:
         raise DataError(f"{where}: samples of {x.dtype}; legal are uint8, float32 and float64")
     if x.dtype == torch.uint8 or bool(torch.isfinite(x.sum())):
         return
-    rows = (~torch.isfinite(x.flatten(1))).any(dim=1).nonzero().flatten()
+    rows = (~torch.isfinite(x.reshape(len(x), -1))).any(dim=1).nonzero().flatten()
     if len(rows):
         first = int(rows[0])
         what = "NaN" if bool(x[first].isnan().any()) else "infinity"
@@ -92,7 +92,10 @@ def _check_values(split: Split, where: str) -> None:
 
 def _check_labels(split: Split, where: str, classes: int) -> None:
     if split.y.dtype != torch.int64 or split.y.dim() != 1:
-        raise DataError(f"{where}: labels are {split.y.dtype}; legal are whole numbers, one each")
+        raise DataError(
+            f"{where}: labels are {split.y.dtype} of shape {tuple(split.y.shape)}; "
+            "legal are whole numbers (int64), one a sample"
+        )
     outside = ((split.y < 0) | (split.y >= classes)).nonzero().flatten()
     if len(outside):
         first = int(outside[0])

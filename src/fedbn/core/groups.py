@@ -1,11 +1,9 @@
-"""Samples that belong together, such as the windows of one subject: dividing and scoring them."""
+"""Samples that belong together, such as the windows of one subject, scored as one."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from fedbn.core.splits import stratified
 
 
 def majority_accuracy(predicted: Tensor, labels: Tensor, groups: Tensor) -> float:
@@ -26,22 +24,3 @@ def majority_accuracy(predicted: Tensor, labels: Tensor, groups: Tensor) -> floa
     truth = torch.zeros_like(names).scatter_(0, place, labels)
     given = votes.view(len(names), classes).argmax(dim=1)
     return float((given == truth).double().mean())
-
-
-def stratified_groups(
-    labels: Tensor, groups: Tensor, share: float, draws: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Divide sample indices in two, never a group; the second takes `share` of each class's groups.
-
-    Example:
-        >>> groups = torch.arange(10).repeat_interleave(3)
-        >>> draws = torch.Generator().manual_seed(0)
-        >>> rest, held = stratified_groups(groups % 2, groups, 0.2, draws)
-        >>> len(held), set(groups[held].tolist()) & set(groups[rest].tolist())
-        (6, set())
-    """
-    names, place = groups.unique(return_inverse=True)
-    of_group = torch.zeros_like(names).scatter_(0, place, labels)
-    _, chosen = stratified(of_group, share, draws)
-    held = torch.isin(place, chosen)
-    return (~held).nonzero().flatten(), held.nonzero().flatten()

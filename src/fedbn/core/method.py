@@ -48,6 +48,11 @@ class Method:
 
     def __or__(self, part: Part) -> Method:
         """Add a part: a penalty, an aggregator, a server optimiser, or more that stays local."""
+        if not isinstance(part, Part):
+            raise ConfigError(
+                f"a {type(part).__name__} cannot be added to {self.name}: legal are penalties, aggregators, "
+                "server optimisers and selectors, as in fedbn() | proximal(0.01)"
+            )
         named = replace(self, name=f"{self.name}+{part.label}")
         if isinstance(part, Selector):
             return replace(named, share=self.share | part)
@@ -55,9 +60,7 @@ class Method:
             return replace(named, server=part)
         if isinstance(part, Aggregator):
             return replace(named, aggregator=part)
-        if isinstance(part, Penalty):
-            return replace(named, penalties=(*self.penalties, part))
-        raise ConfigError(f"{part!r} cannot be added to a method")
+        return replace(named, penalties=(*self.penalties, part))
 
     def shared(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Pick the entries that are exchanged."""

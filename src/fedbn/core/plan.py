@@ -90,7 +90,7 @@ def _sample(federation: Federation) -> torch.Tensor:
 
 def materialize(model: nn.Module, federation: Federation) -> None:
     """Give lazy modules their shapes by one batch, without training them."""
-    if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+    if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         model.eval()
         with torch.no_grad():
             _forward(model, _sample(federation))

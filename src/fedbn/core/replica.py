@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedbn.core.folding import FoldedModel, fold
 from fedbn.core.method import Method
 from fedbn.core.packing import Layout, Pack
 from fedbn.core.state import entries, unwrap
@@ -33,11 +34,24 @@ class Replica:
         names = [e.name for e in self.shared.layout.entries if e.trainable]
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
+        self._folded: FoldedModel | None = None
 
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""
         self.shared.copy_(shared)
         self.local.copy_(local)
+
+    def fold(self, x: Tensor) -> bool:
+        """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on."""
+        self._folded = fold(self.model, x)
+        return self._folded is not None
+
+    def scoring_model(self) -> nn.Module:
+        """The model to score the client with: folded where that is possible."""
+        if self._folded is None:
+            return self.model
+        self._folded.refresh()
+        return self._folded
 
     def anchor(self, received: Pack) -> list[Tensor]:
         """The received values of the shared parameters, on the model's device."""
@@ -68,6 +82,9 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
         True
     """
     probe = copy.deepcopy(unwrap(model)).train()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch:
-        probe(x)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch:
+            probe(x)
+    except Exception:
+        return True  # not known: the careful answer; it fails again where the client is named
     return bool(watch.seen)

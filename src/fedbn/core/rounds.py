@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -100,7 +100,9 @@ def initial_state(plan: Plan) -> RunState:
 def participants(plan: Plan, round: int) -> tuple[Client, ...]:
     """Draw who takes part, from (seed, round) alone; in the federation's order."""
     clients = plan.federation.clients
-    wanted = max(plan.training.min_clients, math.ceil(plan.training.participation * len(clients)))
+    # 0.55 of 20 clients is 11.000000000000002 in floats, and means 11.
+    share = math.ceil(plan.training.participation * len(clients) - 1e-9)
+    wanted = max(plan.training.min_clients, share)
     if wanted >= len(clients):
         return clients
     order = torch.randperm(len(clients), generator=generator(plan.seed, "participants", round))
@@ -168,15 +170,17 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
 def score_client(plan: Plan, replica: Replica, client: Client, state: RunState) -> list[Record]:
     """Score a client's joined model on its train, validation and test data."""
     replica.load(state.shared, state.local[client.name])
+    model = replica.scoring_model()
     splits = [("train", client.domain, client.train)]
     if client.valid is not None:
         splits.append(("valid", client.domain, client.valid))
     splits += [("test", domain, test) for domain, test in client.tests.items()]
     found = []
     for name, domain, split in splits:
-        score = evaluate(replica.model, split, plan.objective)
-        for metric, value in (("loss", score.loss), ("accuracy", score.accuracy)):
-            found.append(_record(plan, state.round, client.name, domain, name, metric, value))
+        score = evaluate(model, split, plan.objective)
+        for metric, value in asdict(score).items():
+            if value is not None:
+                found.append(_record(plan, state.round, client.name, domain, name, metric, value))
     return found
 
 

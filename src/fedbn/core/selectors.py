@@ -52,7 +52,8 @@ class Selector:
     @property
     def label(self) -> str:
         """The selector as one writes it on the command line."""
-        return f"local({', '.join([*sorted(self.local_kinds), *self.local_names])})"
+        names = [repr(name) for name in self.local_names]
+        return f"local({', '.join([*sorted(self.local_kinds), *names])})"
 
 
 def everything() -> Selector:

@@ -41,9 +41,11 @@ class ServerOptimizer:
     @property
     def label(self) -> str:
         """As on the command line."""
-        adaptive = self.name in _SECOND_MOMENT
-        tail = f", {self.beta2:g}, {self.tau:g}" if adaptive else ""
-        return f"{self.name}({self.lr:g}, {self.beta1:g}{tail})"
+        values = {
+            "momentum": (self.lr, self.beta1),
+            "adagrad": (self.lr, self.beta1, self.tau),
+        }.get(self.name, (self.lr, self.beta1, self.beta2, self.tau))
+        return f"{self.name}({', '.join(f'{value:g}' for value in values)})"
 
     def step(self, before: Pack, combined: Pack, memory: State) -> tuple[Pack, State]:
         """Move from `before` towards `combined`; returns the new shared part and memory."""

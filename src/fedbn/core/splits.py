@@ -38,6 +38,25 @@ def stratified(labels: Tensor, share: float, draws: torch.Generator) -> tuple[Te
     return order[~held].sort().values, order[held].sort().values
 
 
+def stratified_groups(
+    labels: Tensor, groups: Tensor, share: float, draws: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Divide sample indices in two, never a group; the second takes `share` of each class's groups.
+
+    Example:
+        >>> groups = torch.arange(10).repeat_interleave(3)
+        >>> draws = torch.Generator().manual_seed(0)
+        >>> rest, held = stratified_groups(groups % 2, groups, 0.2, draws)
+        >>> len(held), set(groups[held].tolist()) & set(groups[rest].tolist())
+        (6, set())
+    """
+    names, place = groups.unique(return_inverse=True)
+    of_group = torch.zeros_like(names).scatter_(0, place, labels)
+    _, chosen = stratified(of_group, share, draws)
+    held = torch.isin(place, chosen)
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """Hold a stratified share of every client's training data out, for choosing."""
     return replace(federation, clients=tuple(_held_out(c, share, seed) for c in federation.clients))
@@ -45,6 +64,10 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
 
 def _held_out(client: Client, share: float, seed: int) -> Client:
     draws = generator(seed, "validation", client=client.name)
-    rest, held = stratified(client.train.y, share, draws)
+    labels, groups = client.train.y, client.train.groups
+    if groups is None:
+        rest, held = stratified(labels, share, draws)
+    else:
+        rest, held = stratified_groups(labels, groups, share, draws)
     valid = replace(client.train.take(held), augment=None)
     return replace(client, train=client.train.take(rest), valid=valid)

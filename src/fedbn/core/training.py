@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbn.core.federation import Split
+from fedbn.core.groups import majority_accuracy
 from fedbn.core.method import Weighting
 from fedbn.core.penalties import DirectPenalty, Penalty
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, and which outputs count as right.
+    """What is minimised, and what is predicted.
 
     Attributes:
         loss: The mean loss of a batch, from outputs and targets.
-        correct: How many outputs of a batch are right.
+        predict: The prediction for each output, to compare with its target.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
-    correct: Callable[[Tensor, Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor]
 
 
 CLASSIFICATION = Objective(
-    loss=functional.cross_entropy,
-    correct=lambda outputs, targets: (outputs.argmax(dim=1) == targets).sum(),
+    loss=functional.cross_entropy, predict=lambda outputs: outputs.argmax(dim=1)
 )
 
 
@@ -78,10 +78,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Score:
-    """Mean loss and accuracy on a split."""
+    """Mean loss and accuracy on a split; and of its groups, by majority, where it has them."""
 
     loss: float
     accuracy: float
+    group_accuracy: float | None = None
 
 
 def batches(n: int, size: int | None, steps: int, draws: torch.Generator) -> Iterator[Tensor]:
@@ -164,14 +165,19 @@ def evaluate(
     """Score a model on a split, in evaluation mode."""
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
-    correct = torch.zeros((), dtype=torch.int64, device=data.y.device)
+    predicted = torch.empty_like(data.y)
     with torch.inference_mode():
         for begin in range(0, len(data), batch_size):
-            x, y = data.batch(slice(begin, begin + batch_size))
+            part = slice(begin, begin + batch_size)
+            x, y = data.batch(part)
             outputs = model(x)
             loss += objective.loss(outputs, y) * len(y)
-            correct += objective.correct(outputs, y)
-    return Score(float(loss) / len(data), int(correct) / len(data))
+            predicted[part] = objective.predict(outputs)
+    right = int((predicted == data.y).sum()) / len(data)
+    if data.groups is None:
+        return Score(float(loss) / len(data), right)
+    by_group = majority_accuracy(predicted, data.y, data.groups)
+    return Score(float(loss) / len(data), right, by_group)
 
 
 def _sizes(n: int, size: int | None) -> list[int]:
@@ -179,6 +185,6 @@ def _sizes(n: int, size: int | None) -> list[int]:
     if size is None or n <= size:
         return [n]
     sizes = [size] * (n // size) + ([n % size] if n % size else [])
-    if sizes[-1] == 1:
+    if sizes[-1] == 1 < size:
         sizes[-2:] = [sizes[-2] + 1]
     return sizes

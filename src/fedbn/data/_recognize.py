@@ -1,11 +1,10 @@
-"""Telling which kind of data a path holds, and which model fits it."""
+"""Telling which kind of data a path holds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbn.core.federation import Federation
 from fedbn.data import folders as picture_folders
 from fedbn.data._files import is_hidden, shown, subfolders
 from fedbn.data._images import is_picture
@@ -15,7 +14,6 @@ from fedbn.errors import DataError
 
 ARRAYS = "PATH/SITE.npz"
 LAYOUTS = f"(1) pictures: {picture_folders.LAYOUT}; (2) arrays: {ARRAYS}; (3) tables: {TABLES}"
-_LARGE = 64
 
 
 @dataclass(frozen=True)
@@ -60,18 +58,6 @@ def recognize(path: str | Path) -> tuple[str, str]:
     (kind, text), *others = kinds.items()
     ignored = "".join(f"; ignored: {other}" for _, other in others)
     return kind, f"{shown(place)} read as {text}{ignored}"
-
-
-def suggest_model(federation: Federation) -> str:
-    """Name a model with BatchNorm that fits the data.
-
-    `mlp` for vectors and whatever is no picture, `small_cnn` for pictures below 64 pixels,
-    `alexnet` from there on.
-    """
-    shape = federation.input_shape
-    if len(shape) != 3 or min(shape[1:]) < 4:
-        return "mlp"
-    return "alexnet" if min(shape[1:]) >= _LARGE else "small_cnn"
 
 
 def _file(file: Path) -> tuple[str, str]:

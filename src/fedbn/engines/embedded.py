@@ -31,6 +31,7 @@ from fedbn.core.rounds import (
     train_client,
     train_client_seeded,
 )
+from fedbn.engines._memory import keep_freed_memory
 from fedbn.errors import Interrupted
 
 T = TypeVar("T")
@@ -71,9 +72,10 @@ def run(
     federation = plan.federation.to(plan.training.device)
     random = draws_random_numbers(plan.initial_model, _two_samples(plan))
     count = _worker_count(workers, plan, random)
-    for text in _notes(plan, random):
-        _tell(sinks, plan, text)
+    keep_freed_memory()
     with _one_torch_thread(), Crew(plan, count) as crew:
+        for text in (*_notes(plan, random), *crew.notes):
+            _tell(sinks, plan, text)
         train_one = train_client_seeded if random else train_client
         on_device = {client.name: client for client in federation.clients}
 
@@ -104,9 +106,15 @@ class Crew:
     """A few threads, each with a model, that clients pass through."""
 
     def __init__(self, plan: Plan, workers: int):
+        device = plan.training.device
+        replicas = [Replica(plan.initial_model, plan.method, device) for _ in range(workers)]
+        folded = [replica.fold(_two_samples(plan).to(device)) for replica in replicas]
+        self.notes = (
+            () if all(folded) else ("scores without folding BatchNorm: slower, same result",)
+        )
         self._replicas: SimpleQueue[Replica] = SimpleQueue()
-        for _ in range(workers):
-            self._replicas.put(Replica(plan.initial_model, plan.method, plan.training.device))
+        for replica in replicas:
+            self._replicas.put(replica)
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 

@@ -18,7 +18,7 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.loading import with_absolute_paths
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
 from fedbn.experiments.settings import Job
-from fedbn.experiments.sources import load_federation, model_builder
+from fedbn.experiments.sources import data_name, load_federation, model_builder
 
 
 class Planner:
@@ -68,9 +68,15 @@ class Planner:
         key = section.model_dump_json()
         if key not in self._data:
             found = self._given or load_federation(section)
-            self.warnings += check_federation(found)
+            self.warnings += [*_said(section, found), *check_federation(found)]
             self._data[key] = found
         return self._data[key]
+
+
+def _said(section: DataSection, federation: Federation) -> list[str]:
+    """What a user should hear of the data: how a path was read, and what it is not."""
+    sentence = data_name(section)[1]
+    return [*([sentence] if sentence else []), *federation.remarks]
 
 
 def training_of(section: TrainingSection) -> Training:
@@ -87,7 +93,7 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     from fedbn.models._suggest import suggested
 
     raw = experiment.model_dump(exclude_none=True)
-    raw["data"].setdefault("name", "arrays" if experiment.data.path else "digits_mini")
+    raw["data"].setdefault("name", data_name(experiment.data)[0])
     raw["model"].setdefault("name", suggested(federation.input_shape))
     if experiment.training.local_steps is not None:
         del raw["training"]["local_epochs"]

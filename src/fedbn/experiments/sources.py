@@ -19,6 +19,7 @@ from fedbn import registry
 from fedbn.core.federation import Federation
 from fedbn.core.packing import Layout
 from fedbn.core.state import entries, unwrap
+from fedbn.data._recognize import recognize
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.loading import explained
 from fedbn.experiments.schema import DataSection, ModelSection
@@ -27,9 +28,16 @@ from fedbn.models._suggest import suggested
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
+def data_name(section: DataSection) -> tuple[str, str | None]:
+    """The data set that a section means, and, where a path's kind was recognised, a sentence."""
+    if section.name:
+        return section.name, None
+    return recognize(section.path) if section.path else ("digits_mini", None)
+
+
 def load_federation(section: DataSection) -> Federation:
     """Load the data a configuration names."""
-    name = section.name or ("arrays" if section.path else "digits_mini")
+    name, _ = data_name(section)
     build = registry.find(fedbn.data, name, "data set")
     options = _options(build, section.options, f"data {name}")
     try:

@@ -77,15 +77,17 @@ def _built(
     build = find(match["name"])
     args, kwargs = _arguments(match["args"] or "", piece)
     try:
-        bound = inspect.signature(build).bind_partial(*args, **kwargs)
+        signature = inspect.signature(build)
+    except ValueError as error:
+        raise ConfigError(f"method {piece!r}: {error}; expected a Python function") from error
+    try:
+        bound = signature.bind_partial(*args, **kwargs)
         for name, value in (defaults or {}).items():
-            if name in inspect.signature(build).parameters:
+            if name in signature.parameters:
                 bound.arguments.setdefault(name, value)
         return build(*bound.args, **bound.kwargs)
-    except TypeError as error:
-        raise ConfigError(
-            f"method {piece!r}: {error}; it takes {inspect.signature(build)}"
-        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"method {piece!r}: {error}; it takes {signature}") from error
 
 
 def _arguments(text: str, piece: str) -> tuple[list[Any], dict[str, Any]]:
@@ -94,7 +96,7 @@ def _arguments(text: str, piece: str) -> tuple[list[Any], dict[str, Any]]:
         assert isinstance(call, ast.Call)
         args = [_literal(node) for node in call.args]
         return args, {word.arg or "**": _literal(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise ConfigError(
             f"cannot read the arguments of {piece!r}: expected numbers or words, as in prox(0.01)"
         ) from error
@@ -102,4 +104,7 @@ def _arguments(text: str, piece: str) -> tuple[list[Any], dict[str, Any]]:
 
 def _literal(node: ast.expr) -> Any:
     """Read a number, or a bare word (`instance`, `fc.*` must be quoted) as text."""
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    value = node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    if isinstance(value, int):
+        float(value)  # an overflow shows here, before a formula meets it
+    return value

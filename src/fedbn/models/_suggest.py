@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _LARGE = 64
+_SMALLEST = 4
 
 
 def suggested(input_shape: tuple[int, ...]) -> str:
@@ -12,6 +13,6 @@ def suggested(input_shape: tuple[int, ...]) -> str:
         >>> suggested((30,)), suggested((3, 28, 28)), suggested((3, 256, 256))
         ('mlp', 'small_cnn', 'alexnet')
     """
-    if len(input_shape) != 3:
+    if len(input_shape) != 3 or min(input_shape[1:]) < _SMALLEST:
         return "mlp"
     return "small_cnn" if min(input_shape[1:]) < _LARGE else "alexnet"
