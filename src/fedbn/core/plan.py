@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ class Plan:
         setting: The name of this point of a sweep.
         evaluate_every: Score each client every so many rounds, and at the end.
         objective: The loss.
+        engine: Clients one by one (`plain`), or small dense models in stacks (`batched`).
     """
 
     method: Method
@@ -40,6 +42,7 @@ class Plan:
     setting: str = "default"
     evaluate_every: int = 1
     objective: Objective = CLASSIFICATION
+    engine: Literal["plain", "batched"] = "plain"
 
     @cached_property
     def initial_model(self) -> nn.Module:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from fedbn.core.aggregators import Weighted
-from fedbn.core.federation import Client
+from fedbn.core.federation import Client, Split
 from fedbn.core.packing import Layout, Pack
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
-from fedbn.core.training import evaluate, local_train
+from fedbn.core.training import Score, evaluate, local_train
 from fedbn.errors import TooFewClients
 
 log = logging.getLogger("fedbn")
@@ -171,17 +171,31 @@ def score_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
     """Score a client's joined model on its train, validation and test data."""
     replica.load(state.shared, state.local[client.name])
     model = replica.scoring_model()
-    splits = [("train", client.domain, client.train)]
-    if client.valid is not None:
-        splits.append(("valid", client.domain, client.valid))
-    splits += [("test", domain, test) for domain, test in client.tests.items()]
     found = []
-    for name, domain, split in splits:
+    for name, domain, split in splits_of(client):
         score = evaluate(model, split, plan.objective)
-        for metric, value in asdict(score).items():
-            if value is not None:
-                found.append(_record(plan, state.round, client.name, domain, name, metric, value))
+        found += score_records(plan, state.round, client, name, domain, score)
     return found
+
+
+def splits_of(client: Client) -> Iterator[tuple[str, str, Split]]:
+    """What a client is scored on: the split's name, its domain and its samples."""
+    yield "train", client.domain, client.train
+    if client.valid is not None:
+        yield "valid", client.domain, client.valid
+    for domain, test in client.tests.items():
+        yield "test", domain, test
+
+
+def score_records(
+    plan: Plan, round: int, client: Client, split: str, domain: str, score: Score
+) -> list[Record]:
+    """Turn a score into records, one a metric."""
+    return [
+        _record(plan, round, client.name, domain, split, metric, value)
+        for metric, value in asdict(score).items()
+        if value is not None
+    ]
 
 
 def round_records(plan: Plan, round: int, report: Report) -> list[Record]:

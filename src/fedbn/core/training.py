@@ -127,7 +127,7 @@ def local_train(
         anchor: Their values as received.
         objective: The loss.
     """
-    optimizer = make_optimizer(model, training)
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in penalties if isinstance(p, DirectPenalty)]
     by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
     total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
@@ -151,11 +151,10 @@ def local_train(
     return float(total) / seen
 
 
-def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """Make the client's optimiser over the parameters that ask for gradients."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
+    """Make a client's optimiser; it starts anew each round."""
     build = getattr(torch.optim, training.optimizer)
-    made: torch.optim.Optimizer = build(trainable, lr=training.lr, **training.optimizer_args)
+    made: torch.optim.Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
     return made
 
 
@@ -173,11 +172,15 @@ def evaluate(
             outputs = model(x)
             loss += objective.loss(outputs, y) * len(y)
             predicted[part] = objective.predict(outputs)
+    return scored(data, float(loss), predicted)
+
+
+def scored(data: Split, loss: float, predicted: Tensor) -> Score:
+    """Make a score of the losses' sum and the predictions for a split."""
     right = int((predicted == data.y).sum()) / len(data)
     if data.groups is None:
-        return Score(float(loss) / len(data), right)
-    by_group = majority_accuracy(predicted, data.y, data.groups)
-    return Score(float(loss) / len(data), right, by_group)
+        return Score(loss / len(data), right)
+    return Score(loss / len(data), right, majority_accuracy(predicted, data.y, data.groups))
 
 
 def _sizes(n: int, size: int | None) -> list[int]:

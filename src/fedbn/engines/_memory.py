@@ -25,4 +25,5 @@ def keep_freed_memory() -> bool:
         return False
     # One arena for all threads: a worker finds the blocks another one freed.
     wishes = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_ARENA_MAX, 1))
-    return all([mallopt(option, value) == 1 for option, value in wishes])
+    done = [mallopt(option, value) == 1 for option, value in wishes]
+    return all(done)

@@ -1,41 +1,23 @@
 """The default engine: all clients in this process, side by side on the cores.
 
-Each worker thread has one model and one torch thread; clients pass through in a fixed order, so
-the number of workers changes the time a round takes and not one bit of its result.
+Clients pass through a few threads in a fixed order, so the number of workers changes the time a
+round takes and not one bit of its result.
 """
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import islice
-from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from contextlib import closing, contextmanager
+from typing import Protocol
 
 import torch
 
 from fedbn.core.federation import Client
 from fedbn.core.plan import Plan
-from fedbn.core.replica import Replica, draws_random_numbers
-from fedbn.core.rounds import (
-    Outcome,
-    Record,
-    RunState,
-    initial_state,
-    round_records,
-    run_round,
-    score_client,
-    train_client,
-    train_client_seeded,
-)
+from fedbn.core.rounds import Outcome, Record, RunState, initial_state, round_records, run_round
 from fedbn.engines._memory import keep_freed_memory
+from fedbn.engines.crews import make_crew
 from fedbn.errors import Interrupted
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Sink(Protocol):
@@ -70,26 +52,21 @@ def run(
     """
     state = start or initial_state(plan)
     federation = plan.federation.to(plan.training.device)
-    random = draws_random_numbers(plan.initial_model, _two_samples(plan))
-    count = _worker_count(workers, plan, random)
+    on_device = {client.name: client for client in federation.clients}
     keep_freed_memory()
-    with _one_torch_thread(), Crew(plan, count) as crew:
-        for text in (*_notes(plan, random), *crew.notes):
-            _tell(sinks, plan, text)
-        train_one = train_client_seeded if random else train_client
-        on_device = {client.name: client for client in federation.clients}
+    with _one_torch_thread(), closing(make_crew(plan, workers)) as crew:
+        _tell(sinks, plan, [*crew.notes, *_notes(plan)])
 
         def train(chosen: Sequence[Client], before: RunState) -> Iterable[Outcome]:
-            clients = [on_device[client.name] for client in chosen]
-            return crew.ordered(lambda rep, c: train_one(plan, rep, c, before), clients)
+            return crew.train([on_device[client.name] for client in chosen], before)
 
         while state.round < plan.training.rounds:
             state, report = run_round(plan, state, train)
-            for refusal in report.refusals:
-                _tell(sinks, plan, f"round {state.round}: {refusal.client}: {refusal.reason}")
+            refused = [f"round {state.round}: {r.client}: {r.reason}" for r in report.refusals]
+            _tell(sinks, plan, refused)
             records = round_records(plan, state.round, report)
             if plan.evaluates(state.round):
-                records += _scores(plan, crew, federation.clients, state)
+                records += crew.score(federation.clients, state)
             for sink in sinks:
                 sink.round_done(plan, state, records)
             if stop() and state.round < plan.training.rounds:
@@ -97,88 +74,20 @@ def run(
     return state
 
 
-def _scores(plan: Plan, crew: Crew, clients: Iterable[Client], state: RunState) -> list[Record]:
-    found = crew.ordered(lambda rep, client: score_client(plan, rep, client, state), clients)
-    return [record for records in found for record in records]
-
-
-class Crew:
-    """A few threads, each with a model, that clients pass through."""
-
-    def __init__(self, plan: Plan, workers: int):
-        device = plan.training.device
-        replicas = [Replica(plan.initial_model, plan.method, device) for _ in range(workers)]
-        folded = [replica.fold(_two_samples(plan).to(device)) for replica in replicas]
-        self.notes = (
-            () if all(folded) else ("scores without folding BatchNorm: slower, same result",)
-        )
-        self._replicas: SimpleQueue[Replica] = SimpleQueue()
-        for replica in replicas:
-            self._replicas.put(replica)
-        self._workers = workers
-        self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def ordered(self, task: Callable[[Replica, T], R], items: Iterable[T]) -> Iterator[R]:
-        """Do the task for all items, at most a few ahead, and yield the results in their order."""
-        left = iter(items)
-        # Two results a worker may wait for an earlier one; more would cost a model's memory each.
-        waiting = deque(self._submit(task, item) for item in islice(left, 2 * self._workers))
-        while waiting:
-            result = waiting.popleft().result()
-            waiting.extend(self._submit(task, item) for item in islice(left, 1))
-            yield result
-
-    def _submit(self, task: Callable[[Replica, T], R], item: T) -> Future[R]:
-        def work() -> R:
-            replica = self._replicas.get()
-            try:
-                return task(replica, item)
-            finally:
-                self._replicas.put(replica)
-
-        return self._pool.submit(work)
-
-
-def _worker_count(asked: int, plan: Plan, random: bool) -> int:
-    if random or plan.training.device != "cpu":
-        return 1
-    return max(1, min(asked or cores(), len(plan.federation.clients)))
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _notes(plan: Plan, random: bool) -> Iterator[str]:
-    if random:
-        yield "the model draws random numbers (dropout): clients train one after another"
+def _notes(plan: Plan) -> Iterator[str]:
     size = plan.training.batch_size
-    if size and size > 1:
-        names = [
-            c.name
-            for c in plan.federation.clients
-            if len(c.train) > size and len(c.train) % size == 1
-        ]
-        if names:
-            yield f"a last batch of one sample joins the batch before it ({', '.join(names)})"
+    if size is None or size == 1:
+        return
+    clients = [c for c in plan.federation.clients if len(c.train) > size]
+    names = [client.name for client in clients if len(client.train) % size == 1]
+    if names:
+        yield f"a last batch of one sample joins the batch before it ({', '.join(names)})"
 
 
-def _two_samples(plan: Plan) -> torch.Tensor:
-    return plan.federation.clients[0].train.batch(slice(0, 2))[0].cpu()
-
-
-def _tell(sinks: Sequence[Sink], plan: Plan, text: str) -> None:
+def _tell(sinks: Sequence[Sink], plan: Plan, texts: Sequence[str]) -> None:
     for sink in sinks:
-        sink.note(plan, text)
+        for text in texts:
+            sink.note(plan, text)
 
 
 @contextmanager

@@ -1,0 +1,137 @@
+"""Who trains and scores the clients of a round: one by one, or in stacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from fedbn.core.federation import Client
+from fedbn.core.plan import Plan
+from fedbn.core.replica import Replica, draws_random_numbers
+from fedbn.core.rounds import (
+    Outcome,
+    Record,
+    RunState,
+    score_client,
+    train_client,
+    train_client_seeded,
+)
+from fedbn.engines.batched import score_stack, stack_size, train_stack
+from fedbn.engines.pool import Pool
+from fedbn.engines.stacking import Stack
+
+log = logging.getLogger("fedbn")
+
+
+class Crew(Protocol):
+    """Trains and scores clients; gives results in the clients' order, whoever was first."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is worth saying of this way to run."""
+
+    def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
+        """Train these clients for one round."""
+
+    def score(self, clients: Sequence[Client], state: RunState) -> list[Record]:
+        """Score these clients' joined models."""
+
+    def close(self) -> None:
+        """End the threads."""
+
+
+def make_crew(plan: Plan, workers: int) -> Crew:
+    """Make the crew that a plan asks for, with so many threads (0: as many as cores)."""
+    wanted = workers or cores()
+    return Stacks(plan, wanted) if plan.engine == "batched" else OneByOne(plan, wanted)
+
+
+class OneByOne:
+    """Each thread has one model, which becomes each client's in turn."""
+
+    def __init__(self, plan: Plan, workers: int):
+        sample = two_samples(plan)
+        device = plan.training.device
+        random = draws_random_numbers(plan.initial_model, sample)
+        alone = random or device != "cpu"
+        count = 1 if alone else min(workers, len(plan.federation.clients))
+        replicas = [Replica(plan.initial_model, plan.method, device) for _ in range(count)]
+        folded = [replica.fold(sample.to(device)) for replica in replicas]
+        self._plan = plan
+        self._pool = Pool(replicas)
+        self._train = train_client_seeded if random else train_client
+        self.notes = [
+            *(["the model draws random numbers (dropout): one client after another"] * random),
+            *(["clients are scored without folding BatchNorm: slower"] * (not all(folded))),
+        ]
+
+    def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
+        """Train these clients for one round."""
+        return self._pool.ordered(lambda rep, c: self._train(self._plan, rep, c, state), clients)
+
+    def score(self, clients: Sequence[Client], state: RunState) -> list[Record]:
+        """Score these clients' joined models."""
+        found = self._pool.ordered(lambda rep, c: score_client(self._plan, rep, c, state), clients)
+        return [record for records in found for record in records]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.__exit__()
+
+
+class Stacks:
+    """Each thread has a stack of models, which becomes that of some clients in turn."""
+
+    def __init__(self, plan: Plan, workers: int):
+        self._size = stack_size(plan)
+        count = min(workers, -(-len(plan.federation.clients) // self._size))
+        self._plan = plan
+        self._pool = Pool(
+            [Stack(plan.initial_model, plan.method, self._size) for _ in range(count)]
+        )
+        self.notes = [f"clients train in stacks of {self._size}"]
+
+    def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
+        """Train these clients for one round."""
+        for outcomes in self._pool.ordered(
+            lambda stack, some: self._train(stack, some, state), self._cut(clients)
+        ):
+            yield from outcomes
+
+    def score(self, clients: Sequence[Client], state: RunState) -> list[Record]:
+        """Score these clients' joined models."""
+        found = self._pool.ordered(
+            lambda stack, some: score_stack(self._plan, stack, some, state), self._cut(clients)
+        )
+        return [record for records in found for record in records]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.__exit__()
+
+    def _cut(self, clients: Sequence[Client]) -> list[Sequence[Client]]:
+        return [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
+
+    def _train(self, stack: Stack, clients: Sequence[Client], state: RunState) -> list[Outcome]:
+        try:
+            return list(train_stack(self._plan, stack, clients, state))
+        except Exception:
+            log.debug("a stack failed; its clients train one by one", exc_info=True)
+            replica = Replica(self._plan.initial_model, self._plan.method)
+            return [train_client(self._plan, replica, client, state) for client in clients]
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def two_samples(plan: Plan) -> torch.Tensor:
+    """The first client's first two training samples."""
+    return plan.federation.clients[0].train.batch(slice(0, 2))[0].cpu()
