@@ -175,8 +175,9 @@ def _fit_into(
         if event.kind == "note":
             notes(event.text)
 
-    if not (resume and folder.config.exists()):
-        folder.begin({})
+    if not (resume and (folder.config.exists() or folder.request.exists())):
+        asked = job.setting.experiment.model_dump(exclude_unset=True, exclude_none=True)
+        folder.begin(asked)
     with folder.locked():
         start(job.setting.experiment, [job], planner, folder, tell, workers=workers)
     place = folder.job(*job.key)
@@ -233,7 +234,7 @@ def _client(name: str, given: Any) -> Client:
         raise DataError(
             f"fit: client {name}: expected (x, y) or ((train_x, train_y), (test_x, test_y))"
         ) from error
-    if isinstance(first, tuple | list):
+    if isinstance(first, tuple):
         return Client(name, name, _split(name, *first), {name: _split(name, *second)})
     whole = _split(name, first, second)
     if len(whole) < 3:

@@ -50,8 +50,8 @@ class Method:
         """Add a part: a penalty, an aggregator, a server optimiser, or more that stays local."""
         if not isinstance(part, Part):
             raise ConfigError(
-                f"a {type(part).__name__} cannot be added to {self.name}: legal are penalties, aggregators, "
-                "server optimisers and selectors, as in fedbn() | proximal(0.01)"
+                f"a {type(part).__name__} cannot be added to {self.name}: legal are penalties, "
+                "aggregators, server optimisers and selectors, as in fedbn() | proximal(0.01)"
             )
         named = replace(self, name=f"{self.name}+{part.label}")
         if isinstance(part, Selector):

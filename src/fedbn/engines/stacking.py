@@ -122,16 +122,18 @@ class Stack:
             None if (t := self._tensors.get(f"{at}{key}")) is None else t[:clients] for key in keys
         )
         batch = training or mean is None
-        if batch and counts is not None:
-            return _masked_norm(norm, x, counts, weight, bias, mean, var, seen, training)
-        factor = _factor(norm, seen, training)
+        if batch and (counts is not None or norm.momentum is None):
+            some = torch.full((clients,), samples) if counts is None else counts
+            return _masked_norm(norm, x, some, weight, bias, mean, var, seen, training)
+        if training and seen is not None:
+            seen += 1
         # Side by side along the features, all clients are one BatchNorm.
         wide = x.transpose(0, 1).reshape(samples, clients * width)
         flat_mean, flat_var, flat_weight, flat_bias = (
             None if t is None else t.reshape(-1) for t in (mean, var, weight, bias)
         )
         out = functional.batch_norm(
-            wide, flat_mean, flat_var, flat_weight, flat_bias, batch, factor, norm.eps
+            wide, flat_mean, flat_var, flat_weight, flat_bias, batch, norm.momentum or 0.0, norm.eps
         )
         if training:
             for kept, new in ((mean, flat_mean), (var, flat_var)):
@@ -170,21 +172,13 @@ def _masked_norm(
     return out
 
 
-def _factor(norm: nn.BatchNorm1d, seen: Tensor | None, training: bool) -> float:
-    """The share of the new statistics, when all clients have seen as many batches."""
-    if training and seen is not None:
-        seen += 1
-    if norm.momentum is not None or seen is None:
-        return norm.momentum or 0.0
-    return 1.0 / float(seen.flatten()[0])
-
-
 def _factors(norm: nn.BatchNorm1d, seen: Tensor | None, counts: Tensor) -> Tensor | float:
+    """The share of the new statistics: the momentum, or one in all batches seen so far."""
     if seen is not None:
         seen += (counts > 0).view_as(seen)
     if norm.momentum is not None or seen is None:
         return norm.momentum or 0.0
-    return 1.0 / seen.view(-1, 1).clamp(min=1)
+    return 1.0 / seen.view(-1, 1).clamp(min=1).double()
 
 
 def _rows(layout: Layout, count: int) -> Pack:

@@ -1,0 +1,115 @@
+"""Methods as values: composing them, and refusing models they would be meaningless on."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from torch import nn
+
+from fedbn.core.aggregators import Krum, Mean, krum, mean, median
+from fedbn.core.method import Method
+from fedbn.core.packing import Layout
+from fedbn.core.penalties import Proximal, proximal
+from fedbn.core.selectors import local
+from fedbn.core.server import server_adam, server_momentum
+from fedbn.core.state import Kind, entries
+from fedbn.errors import ConfigError, ModelError
+from fedbn.methods.centralized import centralized
+from fedbn.methods.fedavg import fedavg
+from fedbn.methods.fedbn import fedbn
+from fedbn.methods.fedprox import fedprox
+from fedbn.methods.silobn import silobn
+from fedbn.methods.singleset import singleset
+from tiny import bn_net, plain_net
+
+
+def test_parts_add_up():
+    method = fedbn() | proximal(0.1) | server_adam(0.5) | krum(1) | local("norm")
+    assert method.name == "fedbn+prox(0.1)+adam(0.5, 0.9, 0.99, 0.001)+krum(1)+local(norm_affine)"
+    assert method.penalties == (Proximal(0.1),)
+    assert method.server == server_adam(0.5)
+    assert method.aggregator == Krum(1)
+    assert method.share.local_kinds == {Kind.BN_AFFINE, Kind.BN_STATISTIC, Kind.NORM_AFFINE}
+
+
+def test_a_later_part_takes_the_place_of_an_earlier_one_but_penalties_add():
+    assert (fedavg() | median() | mean()).aggregator == Mean()
+    assert (fedavg() | server_adam() | server_momentum()).server == server_momentum()
+    assert (fedavg() | proximal(1) | proximal(2)).penalties == (Proximal(1), Proximal(2))
+
+
+def test_a_method_is_never_changed():
+    method = fedbn()
+    _ = method | proximal(0.1)
+    assert method == fedbn()
+    with pytest.raises(FrozenInstanceError):
+        method.name = "other"
+
+
+def test_fedprox_is_fedavg_and_a_term():
+    assert fedprox().penalties == (Proximal(0.01),)
+    assert fedprox().share == fedavg().share
+    assert (fedprox().name, fedprox(0.5).name) == ("fedprox", "fedprox(0.5)")
+
+
+def test_only_centralized_pools():
+    pooled = {m.name: m.pooled for m in (centralized(), fedavg(), fedbn(), singleset(), silobn())}
+    assert [name for name, flag in pooled.items() if flag] == ["centralized"]
+
+
+@pytest.mark.parametrize("part", [3, None, "prox", proximal, fedavg(), object()])
+def test_what_is_no_part_cannot_be_added(part: object):
+    with pytest.raises(ConfigError, match="cannot be added to fedbn"):
+        fedbn() | part
+
+
+def untracked() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        (fedbn(), plain_net()),
+        (silobn(), plain_net()),
+        (silobn(), untracked()),
+        (fedbn() | proximal(0.1), nn.Sequential(nn.GroupNorm(1, 2))),
+        (fedbn(), nn.BatchNorm1d(2, affine=False, track_running_stats=False)),
+        (fedavg() | local("head.*"), plain_net()),
+    ],
+    ids=["fedbn", "silobn", "silobn untracked", "groupnorm", "bare bn", "pattern"],
+)
+def test_a_model_with_nothing_to_keep_is_an_error_that_explains(method: Method, model: nn.Module):
+    found = entries(model) or entries(plain_net())
+    with pytest.raises(ModelError) as caught:
+        method.check(found)
+    text = str(caught.value)
+    assert text.startswith(f"{method.name} keeps ")
+    for word in ("the model has no such entry", "FedAvg", "allow_no_batchnorm = true"):
+        assert word in text
+    method.check(found, allow_no_batchnorm=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        (fedavg(), plain_net()),
+        (singleset(), plain_net()),
+        (centralized(), plain_net()),
+        (fedbn(), bn_net()),
+        (silobn(), bn_net()),
+        (fedbn(), untracked()),
+        (fedbn() | local("norm"), nn.Sequential(nn.GroupNorm(1, 2))),
+    ],
+)
+def test_models_with_something_to_keep_pass(method: Method, model: nn.Module):
+    method.check(entries(model))
+
+
+def test_without_a_server_optimiser_the_combined_value_is_the_next_and_memory_stays():
+    layout = Layout.of(entries(nn.Linear(1, 1)))
+    before = layout.zeros()
+    memory = {"m": torch.ones(1)}
+    assert fedavg().aggregate([], before, memory) == (before, memory)

@@ -1,0 +1,62 @@
+"""Plans: what is refused before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+
+from fedbn.core.federation import Federation
+from fedbn.errors import ConfigError, ModelError
+from fedbn.methods.fedavg import fedavg
+from fedbn.methods.fedbn import fedbn
+from tiny import done, federation, plan
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: nn.Linear(3, 5), r"gives \(2, 5\) for 2 samples, but tiny has 2 classes"),
+        (lambda: nn.Linear(7, 2), r"fails on inputs of shape \(2, 3\): RuntimeError: mat1 and"),
+        (lambda: nn.Flatten(), "no trainable parameter"),
+        (lambda: nn.LSTM(3, 2), "gives tuple for 2 samples"),
+    ],
+    ids=["classes", "inputs", "nothing to train", "no tensor"],
+)
+def test_a_model_that_does_not_fit_is_refused(build: Callable[[], nn.Module], text: str):
+    with pytest.raises(ModelError, match=text):
+        plan(fedavg(), federation(4), build).check()
+
+
+def test_batches_of_one_are_refused_with_batchnorm_only():
+    data = federation(4)
+    with pytest.raises(ConfigError, match=r"batch_size = 1: BatchNorm cannot normalise one sample"):
+        plan(fedavg(), data, batch_size=1).check()
+    plan(fedavg(), data, lambda: nn.Linear(3, 2), batch_size=1).check()
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("affine", [True, False])
+def test_lazy_models_get_their_shapes_from_the_data(affine: bool, vectors: Federation):
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.LazyBatchNorm1d(affine=affine), nn.Linear(4, 2))
+
+    made = plan(fedbn(), vectors, lazy)
+    made.check()
+    norm = made.initial_model[1]
+    assert norm.running_mean.tolist() == [0] * 4
+    assert int(norm.num_batches_tracked) == 0
+    assert done(made).round == 2
+
+
+def test_rounds_that_are_scored():
+    made = plan(fedavg(), federation(4), rounds=7, evaluate_every=3)
+    assert [r for r in range(1, 8) if made.evaluates(r)] == [3, 6, 7]
+
+
+def test_a_client_weighs_as_much_as_its_share_of_the_largest():
+    data = federation(12, 3)
+    for weighting, weights in (("uniform", [1, 1]), ("examples", [1, 0.25])):
+        made = plan(fedavg(), data, weighting=weighting)
+        assert [made.weight(client) for client in data.clients] == weights

@@ -1,0 +1,198 @@
+"""Local training: batches, steps, losses, and scoring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedbn.core.federation import Split
+from fedbn.core.penalties import Proximal
+from fedbn.core.training import (
+    CLASSIFICATION,
+    Training,
+    batches,
+    evaluate,
+    local_train,
+    make_optimizer,
+)
+from tiny import bn_net, plain_net, vectors
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.integers(1, 40), st.none() | st.integers(2, 50), st.integers(1, 3))
+def test_each_pass_covers_every_sample_once(n: int, size: int | None, passes: int):
+    steps = Training(batch_size=size, local_epochs=passes).steps(n, n)
+    made = list(batches(n, size, steps, draws()))
+    assert sorted(torch.cat(made).tolist()) == sorted(list(range(n)) * passes)
+    assert all(len(batch) > 1 for batch in made) or n == 1
+    assert all(len(batch) <= (size or n) + 1 for batch in made)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "steps", "sizes"),
+    [
+        (7, 3, 2, [3, 4]),  # a remainder of one joins the batch before it
+        (8, 3, 3, [3, 3, 2]),
+        (6, 3, 2, [3, 3]),
+        (4, 3, 1, [4]),
+        (3, 9, 1, [3]),  # a batch larger than the client
+        (5, None, 1, [5]),  # full batch
+        (3, 1, 3, [1, 1, 1]),  # asked for: legal without BatchNorm
+        (1, 3, 2, [1, 1]),
+        (7, 3, 5, [3, 4, 3, 4, 3]),  # steps beyond a pass begin the next
+    ],
+)
+def test_batch_sizes(n: int, size: int | None, steps: int, sizes: list[int]):
+    assert [len(batch) for batch in batches(n, size, steps, draws())] == sizes
+
+
+def test_every_pass_has_an_order_of_its_own():
+    first, second = batches(20, None, 2, draws())
+    assert first.tolist() != second.tolist()
+    assert list(batches(5, 2, 0, draws())) == []
+
+
+@pytest.mark.parametrize(
+    ("training", "small", "large"),
+    [
+        (Training(batch_size=4, local_epochs=2), 4, 10),  # 2 · 2, 2 · 5
+        (Training(batch_size=4, local_epochs=2, unequal="repeat"), 10, 10),
+        (Training(batch_size=4, local_steps=7), 7, 7),
+        (Training(batch_size=4, local_steps=7, unequal="repeat"), 7, 7),
+        (Training(batch_size=None, local_epochs=3), 3, 3),
+    ],
+)
+def test_steps_of_a_client_of_8_beside_one_of_20(training: Training, small: int, large: int):
+    assert (training.steps(8, 20), training.steps(20, 20)) == (small, large)
+
+
+def test_repeating_visits_samples_again():
+    """Eight samples, ten steps of four: every sample five times."""
+    made = torch.cat(list(batches(8, 4, 10, draws())))
+    assert made.bincount().tolist() == [5] * 8
+
+
+def test_training_is_the_plain_loop():
+    torch.manual_seed(0)
+    model, twin = bn_net(), bn_net()
+    twin.load_state_dict(model.state_dict())
+    data = vectors(7, 1.0, 0)
+    training = Training(batch_size=3, lr=0.1)
+    loss = local_train(model, data, training, 2, draws(5))
+
+    sgd = torch.optim.SGD(twin.parameters(), lr=0.1)
+    seen = []
+    order = torch.randperm(7, generator=draws(5))
+    for index in (order[:3], order[3:]):
+        sgd.zero_grad()
+        batch_loss = nn.functional.cross_entropy(twin(data.x[index]), data.y[index])
+        batch_loss.backward()
+        sgd.step()
+        seen.append(float(batch_loss.detach()))
+    assert all(torch.equal(a, twin.state_dict()[k]) for k, a in model.state_dict().items())
+    # the mean loss is that of samples, not of batches: 3 and 4 of them
+    assert loss == pytest.approx((3 * seen[0] + 4 * seen[1]) / 7, rel=1e-12)
+
+
+class GraphOnly:
+    """FedProx's term without a gradient of its own: a user's penalty."""
+
+    label = "mine"
+
+    def value(self, current, anchor):
+        return Proximal(0.5).value(current, anchor)
+
+
+def test_a_penalty_without_a_gradient_of_its_own_trains_the_same():
+    models = []
+    for penalty in (Proximal(0.5), GraphOnly()):
+        torch.manual_seed(0)
+        model = plain_net().double()
+        shared = list(model.parameters())
+        anchor = [p.detach().clone() for p in shared]
+        data = Split(vectors(8, 1.0, 0).x.double(), vectors(8, 1.0, 0).y)
+        local_train(model, data, Training(lr=0.5), 4, draws(), [penalty], shared, anchor)
+        models.append(model)
+    for a, b in zip(*(m.parameters() for m in models), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_augmentation_is_drawn_from_the_clients_generator_and_only_in_training():
+    seen = []
+
+    def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(len(x))
+        return x + torch.randn(x.shape, generator=generator)
+
+    data = replace(vectors(6, 1.0, 0), augment=augment)
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        losses.append(local_train(plain_net(), data, Training(batch_size=3), 2, draws(1)))
+    assert losses[0] == losses[1]
+    evaluate(plain_net(), data)
+    assert seen == [3, 3, 3, 3]
+
+
+def test_only_what_asks_for_gradients_is_trained():
+    model = bn_net()
+    model[1].requires_grad_(False)
+    before = model[1].weight.clone()
+    local_train(model, vectors(6, 1.0, 0), Training(lr=1.0), 3, draws())
+    assert torch.equal(model[1].weight, before)
+    assert int(model[1].num_batches_tracked) == 3
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_any_optimiser_of_torch_by_name():
+    training = Training(optimizer="AdamW", optimizer_args={"weight_decay": 0.5}, lr=0.2)
+    made = make_optimizer(list(plain_net().parameters()), training)
+    assert type(made) is torch.optim.AdamW
+    assert (made.defaults["lr"], made.defaults["weight_decay"]) == (0.2, 0.5)
+
+
+class Constant(nn.Module):
+    """Says class 1 with logits (0, 0.5) whatever it sees."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert not self.training
+        return torch.tensor([0.0, 0.5]).expand(len(x), 2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_a_score_by_hand(batch_size: int):
+    data = Split(torch.zeros(4, 1), torch.tensor([1, 1, 1, 0]))
+    score = evaluate(Constant(), data, batch_size=batch_size)
+    # −log softmax: log(1 + e^0.5) − 0.5 for class 1, log(1 + e^0.5) for class 0
+    base = log(1 + 2.718281828459045**0.5)
+    assert score.accuracy == 0.75
+    assert score.loss == pytest.approx(base - 0.375, rel=1e-6)
+
+
+def test_scoring_changes_no_statistic():
+    model = bn_net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    evaluate(model, vectors(6, 1.0, 0))
+    assert all(torch.equal(value, before[k]) for k, value in model.state_dict().items())
+
+
+def test_groups_are_scored_by_majority():
+    """The model says 1: right for the first group of three, wrong for the second of one."""
+    data = Split(torch.zeros(4, 1), torch.tensor([1, 1, 1, 0]), groups=torch.tensor([8, 8, 8, 2]))
+    score = evaluate(Constant(), data)
+    assert (score.accuracy, score.group_accuracy) == (0.75, 0.5)
+    assert evaluate(Constant(), replace(data, groups=None)).group_accuracy is None
+
+
+def test_classification_predicts_the_largest_output():
+    outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
+    assert CLASSIFICATION.predict(outputs).tolist() == [1, 0, 1]

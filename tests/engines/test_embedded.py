@@ -1,0 +1,255 @@
+"""The default engine: the same bits however it is run, stopped and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Event
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedbn.core.federation import Federation
+from fedbn.core.method import Method
+from fedbn.core.plan import Plan
+from fedbn.core.replica import draws_random_numbers
+from fedbn.core.rounds import Record, RunState
+from fedbn.core.server import server_adam
+from fedbn.engines.embedded import run
+from fedbn.engines.pool import Pool
+from fedbn.errors import Interrupted
+from fedbn.methods.centralized import centralized
+from fedbn.methods.fedavg import fedavg
+from fedbn.methods.fedbn import fedbn
+from fedbn.methods.singleset import singleset
+from tiny import bn_net, dropout_net, federation, plain_net, plan, same_runs
+
+
+class Diary:
+    """A sink that writes everything down."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.states: list[RunState] = []
+        self.records: list[Record] = []
+
+    def note(self, plan: Plan, text: str) -> None:
+        self.notes.append(text)
+
+    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
+        self.states.append(state)
+        self.records += records
+
+
+def written(made: Plan, **how: object) -> tuple[RunState, Diary]:
+    diary = Diary()
+    return run(made, [diary], **how), diary
+
+
+def from_disk(state: RunState) -> RunState:
+    """The same state in other memory, as a checkpoint gives it back."""
+    local = {name: part.clone() for name, part in state.local.items()}
+    memory = {name: value.clone() for name, value in state.memory.items()}
+    return RunState(state.round, state.shared.clone(), local, memory)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        (fedavg(), bn_net),
+        (fedbn() | server_adam(), bn_net),
+        (fedbn(), dropout_net),
+        (singleset(), bn_net),
+    ],
+    ids=["fedavg", "fedbn+adam", "dropout", "singleset"],
+)
+def test_resumed_is_uninterrupted(
+    after: int, method: Method, model: Callable[[], nn.Module], vectors: Federation
+):
+    def fresh() -> Plan:
+        return plan(method, vectors, model, rounds=4, participation=0.6)
+
+    whole, diary = written(fresh())
+    end, rest = written(fresh(), start=from_disk(diary.states[after - 1]))
+    assert same_runs(end, whole)
+    assert rest.records == [r for r in diary.records if r.round > after]
+
+
+def test_a_finished_run_is_left_as_it_is(vectors: Federation):
+    made = plan(fedbn(), vectors)
+    end = run(made)
+    again, diary = written(made, start=end)
+    assert again is end
+    assert diary.states == []
+
+
+@pytest.mark.parametrize("model", [bn_net, dropout_net])
+def test_records_do_not_depend_on_the_workers(model: Callable[[], nn.Module]):
+    data = federation(12, 7, 9)
+    diaries = [written(plan(fedbn(), data, model), workers=w)[1] for w in (1, 2, 5)]
+    assert diaries[0].records == diaries[1].records == diaries[2].records
+
+
+def test_augmentation_does_not_depend_on_the_workers(vectors: Federation):
+    def shifted(x: Tensor, draws: torch.Generator) -> Tensor:
+        return x + torch.randn(len(x), 1, generator=draws)
+
+    clients = tuple(replace(c, train=replace(c.train, augment=shifted)) for c in vectors.clients)
+    data = replace(vectors, clients=clients)
+    one, two = (run(plan(fedbn(), data), workers=w) for w in (1, 2))
+    assert same_runs(one, two)
+    assert not same_runs(one, run(plan(fedbn(), vectors)))
+
+
+@pytest.mark.parametrize("model", [bn_net, dropout_net])
+def test_a_run_leaves_torch_as_it_was(model: Callable[[], nn.Module], vectors: Federation):
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    run(plan(fedavg(), vectors, model))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+
+
+def test_the_state_of_the_global_generator_does_not_matter(vectors: Federation):
+    runs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        runs.append(run(plan(fedbn(), vectors, dropout_net)))
+    assert same_runs(*runs)
+
+
+def test_results_come_in_order_whoever_is_first():
+    """The first task waits for the second, so the second always arrives before it."""
+    second_done = Event()
+
+    def work(worker: str, item: int) -> int:
+        if item == 0:
+            assert second_done.wait(30)
+        else:
+            second_done.set()
+        return item
+
+    with Pool(["one", "two"]) as pool:
+        assert list(pool.ordered(work, range(7))) == list(range(7))
+
+
+def test_stopping_saves_the_round_that_is_done(vectors: Federation):
+    diary = Diary()
+    with pytest.raises(Interrupted, match="stopped after round 1 of 3"):
+        run(plan(fedbn(), vectors, rounds=3), [diary], stop=lambda: True)
+    assert [state.round for state in diary.states] == [1]
+
+
+def test_stopping_in_the_last_round_is_finishing(vectors: Federation):
+    assert run(plan(fedbn(), vectors, rounds=1), stop=lambda: True).round == 1
+
+
+def test_what_is_scored_and_when():
+    made = plan(fedbn(), federation(12, 12), rounds=3, evaluate_every=2)
+    _, diary = written(made)
+    scored = [(r.round, r.client, r.split, r.metric) for r in diary.records]
+    trained = [(r, c, "train", "training_loss") for r in (1, 2, 3) for c in "ab"]
+    full = [
+        (r, c, s, m)
+        for r in (2, 3)
+        for c in "ab"
+        for s in ("train", "test")
+        for m in ("loss", "accuracy")
+    ]
+    assert sorted(scored) == sorted(trained + full)
+
+
+def test_who_was_away_is_scored_but_has_no_training_loss(vectors: Federation):
+    _, diary = written(plan(fedbn(), vectors, rounds=1, participation=1 / 3))
+    trained = [r.client for r in diary.records if r.metric == "training_loss"]
+    tested = [r.client for r in diary.records if (r.split, r.metric) == ("test", "accuracy")]
+    assert len(trained) == 1
+    assert tested == ["a", "b", "c"]
+
+
+def test_centralized_is_scored_on_every_domain(vectors: Federation):
+    _, diary = written(plan(centralized(), vectors.pooled(), rounds=1))
+    tested = [(r.client, r.domain) for r in diary.records if r.split == "test"]
+    assert tested[::2] == [("all", f"domain {name}") for name in "abc"]
+
+
+def test_a_remainder_of_one_is_said_once_and_never_a_crash():
+    # 11 = 5 + 5 + 1 and 6 = 5 + 1; 12 leaves two, and 4 is less than a batch
+    state, diary = written(plan(fedbn(), federation(11, 12, 6, 4), rounds=2))
+    said = [text for text in diary.notes if "last batch" in text]
+    assert said == ["a last batch of one sample joins the batch before it (a, c)"]
+    counts = [int(state.local[c].state["1.num_batches_tracked"]) for c in "abcd"]
+    assert counts == [4, 6, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("training", "counts"),
+    [
+        ({"batch_size": None}, [1, 1]),
+        ({"batch_size": 100}, [1, 1]),
+        ({"local_steps": 7}, [7, 7]),
+        ({"local_epochs": 3}, [9, 3]),
+        ({"unequal": "repeat"}, [3, 3]),
+    ],
+)
+def test_how_long_clients_of_12_and_4_train(training: dict[str, object], counts: list[int]):
+    state = run(plan(fedbn(), federation(12, 4), rounds=1, **training))
+    assert [int(state.local[c].state["1.num_batches_tracked"]) for c in "ab"] == counts
+
+
+def test_dropout_is_noticed_and_said(vectors: Federation):
+    _, diary = written(plan(fedbn(), vectors, dropout_net))
+    assert any("dropout" in text for text in diary.notes)
+    _, diary = written(plan(fedbn(), vectors))
+    assert diary.notes == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "random"),
+    [
+        (nn.Dropout(0.1), True),
+        (nn.RReLU(), True),
+        (nn.AlphaDropout(0.1), True),
+        (nn.BatchNorm1d(3), False),
+        (nn.Softmax(dim=1), False),
+    ],
+)
+def test_which_models_draw_random_numbers(layer: nn.Module, random: bool):
+    model = nn.Sequential(nn.Linear(3, 3), layer).eval()
+    assert draws_random_numbers(model, torch.zeros(2, 3)) is random
+    assert not model.training
+
+
+class RaisesFor(nn.Sequential):
+    """Fails in training on samples beyond 1000."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and bool((x > 1000).any()):
+            raise RuntimeError("boom")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize("value", [3e38, 2000.0], ids=["overflows", "raises"])
+def test_a_client_that_fails_is_named_and_the_run_goes_on(
+    bad: int, value: float, vectors: Federation
+):
+    clients = list(vectors.clients)
+    x = torch.full_like(clients[bad].train.x, value)
+    clients[bad] = replace(clients[bad], train=replace(clients[bad].train, x=x))
+    model = (lambda: RaisesFor(*bn_net())) if value == 2000 else bn_net
+    made = plan(fedbn(), replace(vectors, clients=tuple(clients)), model)
+    state, diary = written(made)
+    name = clients[bad].name
+    refused = [text for text in diary.notes if text.startswith("round")]
+    assert [text.partition(":")[0] for text in refused] == ["round 1", "round 2"]
+    assert all(f": {name}: " in text for text in refused)
+    assert (state.round, state.shared.unusable()) == (2, None)
+    marks = [(r.round, r.client, r.value) for r in diary.records if r.metric == "refused"]
+    assert marks == [(1, name, 1.0), (2, name, 1.0)]
+
+
+def test_models_without_batchnorm_run_too(vectors: Federation):
+    assert run(plan(fedavg(), vectors, plain_net)).round == 2

@@ -1,0 +1,182 @@
+"""`fedbn.fit`: the same run from Python, with one's own objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedbn
+from fedbn.core.federation import Federation
+from fedbn.engines.embedded import run
+from fedbn.errors import ConfigError, DataError, ModelError
+from fedbn.methods.fedbn import fedbn as fedbn_method
+from tiny import bn_net, federation, plain_net, plan, same_runs
+
+
+def site(scale: float = 1.0, n: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(n, 3)).astype("float32")
+    return scale * x, (x[:, 0] > 0).astype("int64")
+
+
+SITES = {"a": site(), "b": site(50.0)}
+
+
+def test_fit_is_the_engine_s_run(vectors: Federation):
+    result = fedbn.fit(vectors, bn_net, "fedbn", rounds=2, training__batch_size=5, training__lr=0.1)
+    assert same_runs(result.state, run(plan(fedbn_method(), vectors)))
+    assert result.folder is None
+
+
+def test_every_client_gets_its_own_model():
+    result = fedbn.fit(SITES, "mlp", "fedbn", rounds=2)
+    assert result.clients == ("a", "b")
+    a, b = result.models["a"].state_dict(), result.model("b").state_dict()
+    assert torch.equal(a["0.weight"], b["0.weight"])
+    assert not torch.equal(a["1.running_mean"], b["1.running_mean"])
+    assert not result.model("a").training
+    assert result.model("a")(torch.zeros(4, 3)).shape == (4, 2)
+    with pytest.raises(ConfigError, match="unknown client 'c'"):
+        result.model("c")
+
+
+def test_the_records_say_how_well_it_went():
+    result = fedbn.fit(SITES, "mlp", "fedbn", rounds=3, evaluation__every=2)
+    rounds = {r.round for r in result.records if (r.split, r.metric) == ("test", "accuracy")}
+    assert rounds == {2, 3}
+    assert result.accuracy().keys() == {"a", "b"}
+    assert all(0 <= value <= 1 for value in result.accuracy("train").values())
+    last = {r.client: r.value for r in result.records if (r.round, r.metric) == (3, "accuracy")}
+    assert result.accuracy() == last
+
+
+def test_centralized_is_scored_by_domain():
+    result = fedbn.fit(SITES, "mlp", "centralized", rounds=1)
+    assert result.clients == ("all",)
+    assert result.accuracy().keys() == {"a", "b"}
+
+
+def test_a_model_given_as_an_object_is_copied():
+    net = bn_net()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    result = fedbn.fit(SITES, net, rounds=1)
+    assert all(torch.equal(value, before[k]) for k, value in net.state_dict().items())
+    start = result.plan.initial_model.state_dict()
+    assert all(torch.equal(value, before[k]) for k, value in start.items())
+
+
+def test_a_function_is_given_what_its_signature_names():
+    seen = []
+
+    def build(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        seen.append((classes, input_shape))
+        return bn_net()
+
+    fedbn.fit(SITES, build, rounds=1)
+    assert set(seen) == {(2, (3,))}
+
+
+def test_a_method_given_as_a_value():
+    method = fedbn.fedbn() | fedbn.proximal(0.1) | fedbn.median()
+    result = fedbn.fit(SITES, bn_net, method, rounds=1)
+    assert result.plan.method == method
+    assert {r.method for r in result.records} == {"fedbn+prox(0.1)+median"}
+
+
+def test_a_fifth_is_held_out_for_testing_unless_a_test_is_given():
+    x, y = site()
+    result = fedbn.fit({"a": (x, y), "b": ((x, y), (x[:7], y[:7]))}, rounds=1)
+    sizes = [(len(c.train), len(c.tests[c.name])) for c in result.plan.federation.clients]
+    assert sizes == [(16, 4), (20, 7)]
+
+
+def test_the_number_of_workers_and_a_second_call_change_nothing():
+    runs = [fedbn.fit(SITES, "mlp", rounds=2, seed=3, workers=w) for w in (1, 2)]
+    assert same_runs(runs[0].state, runs[1].state)
+    assert runs[0].records == runs[1].records
+    assert not same_runs(runs[0].state, fedbn.fit(SITES, "mlp", rounds=2, seed=4).state)
+
+
+def test_a_run_folder_holds_the_same_run(tmp_path: Path):
+    written = fedbn.fit(SITES, "mlp", rounds=2, out=tmp_path / "run")
+    memory = fedbn.fit(SITES, "mlp", rounds=2)
+    assert written.folder == tmp_path / "run"
+    assert same_runs(written.state, memory.state)
+    assert written.records == memory.records
+    again = fedbn.fit(SITES, "mlp", rounds=2, out=tmp_path / "run", resume=True)
+    assert same_runs(again.state, memory.state)
+    with pytest.raises(fedbn.FedbnError):
+        fedbn.fit(SITES, "mlp", rounds=2, out=tmp_path / "run")
+
+
+def test_remarks_are_heard():
+    heard: list[str] = []
+    x, y = site(n=30)
+    fedbn.fit({"a": ((x, 0 * y), (x, y)), "b": (x, y)}, rounds=1, notes=heard.append)
+    assert "client a has no training sample of class 1" in heard
+
+
+def test_a_model_without_batchnorm_is_refused_unless_allowed():
+    with pytest.raises(ModelError, match=r"fedbn keeps bn_affine, bn_statistic local"):
+        fedbn.fit(SITES, plain_net, "fedbn", rounds=1)
+    allowed = {"rounds": 1, "method__allow_no_batchnorm": True}
+    result = fedbn.fit(SITES, plain_net, "fedbn", **allowed)
+    assert same_runs(result.state, fedbn.fit(SITES, plain_net, "fedavg", rounds=1).state)
+
+
+X, Y = site()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        ({}, DataError, "no clients"),
+        ({"a": 3}, DataError, r"client a: expected \(x, y\)"),
+        ({"a": (X, Y, Y)}, DataError, r"client a: expected \(x, y\)"),
+        ({"a": (X[:2], Y[:2])}, DataError, "client a: 2 samples; at least 3"),
+        ({"a": (X, Y.astype(float))}, DataError, "labels of torch.float64"),
+        ({"a": ((X, Y - 1), (X, Y))}, DataError, "label -1 of sample"),
+        ({"a": ((X, Y[:5]), (X, Y))}, DataError, "20 samples but 5 labels"),
+        ({"a": ((X[:0], Y[:0]), (X, Y))}, DataError, "client a, train: no samples"),
+        ({"a": ((X * np.nan, Y), (X, Y))}, DataError, r"client a, train: NaN in sample 0 \(20"),
+        ({"a/b": (X, Y)}, DataError, "client name 'a/b'"),
+        ({"a": (X, Y), "b": (X[:, :2], Y)}, DataError, r"client b, train: samples of shape \(2,\)"),
+        (
+            "digits_minni",
+            ConfigError,
+            r"unknown data set 'digits_minni': did you mean 'digits_mini'",
+        ),
+    ],
+)
+def test_bad_data_is_named(data: object, error: type[Exception], text: str):
+    with pytest.raises(error, match=text):
+        fedbn.fit(data, bn_net, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"training__lrr": 1}, r"unknown key 'training\.lrr': did you mean 'training\.lr'"),
+        ({"rounds": 0}, r"training\.rounds = 0"),
+        ({"seed": -1}, r"seeds\.0 = -1"),
+        ({"model": "mlpp"}, "unknown model 'mlpp': did you mean 'mlp'"),
+        ({"method": "fedbm"}, "unknown method 'fedbm': did you mean 'fedbn'"),
+        ({"training__optimizer": "Adm"}, "unknown optimizer 'Adm'"),
+        ({"training__min_clients": 3}, "min_clients = 3: .* has 2 clients"),
+        ({"model": lambda: 3}, "gives a int, not an nn.Module"),
+        ({"model": nn.Linear(3, 9), "method": "fedavg"}, r"gives \(2, 9\) for 2 samples"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], text: str):
+    with pytest.raises(ConfigError, match=text):
+        fedbn.fit(SITES, **{"model": "mlp", "rounds": 1, **settings})
+
+
+def test_errors_of_the_library_have_one_base():
+    with pytest.raises(fedbn.FedbnError):
+        fedbn.fit({}, rounds=1)
+    assert isinstance(federation(4), fedbn.Federation)

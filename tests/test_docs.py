@@ -1,0 +1,94 @@
+"""Every Python snippet of the documentation runs, and every `fedbn` command in it is a real one."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[pytest.param]:
+    """All code blocks of a language, with a name that says where they stand."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in _BLOCK.finditer(text):
+            if match[1] == language:
+                line = text[: match.start()].count("\n") + 1
+                found.append(pytest.param(match[2], id=f"{page.relative_to(ROOT)}:{line}"))
+    return found
+
+
+def commands() -> list[pytest.param]:
+    """All `fedbn ...` lines of shell blocks."""
+    found = []
+    for block in blocks("bash"):
+        for line in block.values[0].splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["fedbn"]:
+                found.append(pytest.param(words[1:], id=f"{block.id} {' '.join(words[1:4])}"))
+    return found
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
+    if code.startswith(">>>"):
+        pytest.skip("a session: tests/theory/test_theory_docs.py runs its page as a whole")
+    file = tmp_path / "snippet.py"
+    file.write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(file), run_name="__main__")
+
+
+@pytest.mark.parametrize("words", commands())
+def test_a_command_is_one_that_exists(words):
+    """Parse the command line as the program does, without running it."""
+    import typer
+
+    from fedbn.cli.main import app
+
+    command = typer.main.get_command(app)
+    context = command.make_context("fedbn", [], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, f"no command {name}"
+        command = command.commands[name]
+    command.make_context(name, list(words), parent=context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("code", blocks("toml"))
+def test_a_configuration_is_legal(code):
+    import tomllib
+
+    from fedbn.experiments.loading import checked
+    from fedbn.experiments.settings import jobs
+
+    assert jobs(checked(tomllib.loads(code)))
+
+
+def test_methods_of_the_contributing_page_run(tmp_path, monkeypatch):
+    """The file shown there is a method as it stands."""
+    code = next(b.values[0] for b in blocks("python") if "def fedper" in b.values[0])
+    (tmp_path / "my_methods.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    import fedbn
+
+    sites = {"a": ([[0.0], [1.0], [2.0], [3.0]] * 4, [0, 1, 0, 1] * 4)}
+    result = fedbn.fit(sites, "mlp", "my_methods:fedper('6.*')", rounds=1)
+    assert set(result.state.local["a"].state) == {"6.weight", "6.bias"}

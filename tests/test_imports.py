@@ -1,0 +1,152 @@
+"""Dependencies point one way, as docs/architecture.md draws them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import fedbn
+
+ROOT = Path(fedbn.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# What the files of each part may import of this library, beside their own part. The Flower apps
+# are a part of their own: they read configurations, which no other engine does.
+_PARTS = {"core", "methods", "models", "data", "runs", "errors", "registry"}
+ALLOWED = {
+    "core": {"errors"},
+    "theory": {"errors"},
+    "results": {"errors"},
+    "methods": {"core", "errors", "registry"},
+    "models": {"core", "errors"},
+    "data": {"core", "errors"},
+    "runs": {"core", "errors"},
+    "engines": _PARTS,
+    "use": _PARTS | {"_version"},
+    "experiments": _PARTS | {"engines", "_version"},
+    "engines.flower": _PARTS | {"engines", "experiments", "_version"},
+}
+# Packages of others that only some places may import.
+ONLY_IN = {
+    "flwr": "engines/flower",
+    "matplotlib": "results",
+    "typer": "cli",
+    "click": "cli",
+    "rich": "cli",
+}
+
+
+def part(dotted: str) -> str:
+    """'fedbn.core.state.Kind' -> 'core'."""
+    below = dotted.split(".")[1:]
+    return "engines.flower" if below[:2] == ["engines", "flower"] else below[0]
+
+
+def where(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def modules(file: Path) -> Iterator[str]:
+    """The dotted names that a file imports, also inside functions."""
+    for node in nodes(file):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names)
+
+
+def calls(file: Path) -> Iterator[tuple[str, int]]:
+    """The dotted names that a file calls, with their lines."""
+    for node in nodes(file):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node.lineno
+
+
+def test_the_direction_of_dependencies():
+    wrong = []
+    for file in FILES:
+        mine = part(".".join(["fedbn", *file.relative_to(ROOT).with_suffix("").parts]))
+        ours = {part(name) for name in modules(file) if name.startswith("fedbn.")}
+        if mine in ALLOWED and not ours <= (legal := ALLOWED[mine] | {mine}):
+            wrong.append(f"{where(file)} imports {sorted(ours - legal)}")
+    assert wrong == []
+
+
+def test_imports_are_absolute():
+    assert [where(f) for f in FILES if any(name.startswith(".") for name in modules(f))] == []
+
+
+def test_the_core_needs_torch_and_nothing_else():
+    legal = set(sys.stdlib_module_names) | {"torch", "fedbn"}
+    core = [file for file in FILES if where(file).startswith("core/")]
+    tops = {name.partition(".")[0] for file in core for name in modules(file)}
+    assert core
+    assert tops <= legal
+
+
+def test_some_packages_are_imported_in_one_place_only():
+    wrong = []
+    for file in FILES:
+        for name in modules(file):
+            place = ONLY_IN.get(name.partition(".")[0])
+            if place and not where(file).startswith(f"{place}/"):
+                wrong.append(f"{where(file)} imports {name}, legal below {place}")
+    assert wrong == []
+
+
+def test_nothing_is_unpickled():
+    """No pickle, no torch.load: safetensors, JSON and npz without objects."""
+    picklers = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
+    wrong = []
+    for file in FILES:
+        wrong += [(where(file), n) for n in modules(file) if n.partition(".")[0] in picklers]
+        wrong += [(where(file), line) for name, line in calls(file) if name == "torch.load"]
+        allowed = [n for n in nodes(file) if isinstance(n, ast.keyword) and n.arg == "allow_pickle"]
+        wrong += [(where(file), n.lineno) for n in allowed if ast.unparse(n.value) != "False"]
+    assert wrong == []
+
+
+def test_only_the_command_line_prints():
+    printing = {"print", "sys.stdout.write", "sys.stderr.write"}
+    files = [file for file in FILES if not where(file).startswith("cli/")]
+    found = [(where(f), line) for f in files for name, line in calls(f) if name in printing]
+    assert found == []
+
+
+def loaded(statement: str) -> set[str]:
+    """The modules a fresh Python has loaded after a statement."""
+    code = f"{statement}\nimport sys\nsys.stdout.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_is_light():
+    """`fedbn --help` need not wait for torch."""
+    found = loaded("import fedbn; dir(fedbn); fedbn.__version__; import fedbn.cli.main")
+    assert not found & {"torch", "numpy", "matplotlib", "sklearn", "pydantic", "flwr"}
+
+
+def test_the_core_loads_no_more_than_it_needs():
+    found = loaded("import fedbn.core.rounds")
+    ours = {name for name in found if name.startswith("fedbn.")}
+    assert all(name.startswith(("fedbn.core", "fedbn.errors", "fedbn._version")) for name in ours)
+
+
+def test_every_public_name_can_be_imported():
+    for name in fedbn.__all__:
+        assert getattr(fedbn, name) is not None
+    assert sorted(fedbn.__all__) == list(fedbn.__all__)
+    assert dir(fedbn) == list(fedbn.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'fedbm'"):
+        _ = fedbn.fedbm
