@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
-from fedbn.core.randomness import generator
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState, initial_state
-from fedbn.core.splits import stratified
+from fedbn.data._given import Data, federation_of
 from fedbn.engines.embedded import run
-from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.events import Event
 from fedbn.experiments.loading import checked, looks_like_path, placed, with_absolute_paths
 from fedbn.experiments.plans import Planner
@@ -31,9 +28,6 @@ from fedbn.runs.folder import RunFolder
 
 # What stands in a run's configuration for an object that only Python has.
 IN_PYTHON = "(given in Python)"
-_TEST_SHARE = 0.2
-Arrays = tuple[Any, Any]
-Data = str | Path | Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]
 Model = str | nn.Module | Callable[..., nn.Module]
 
 
@@ -100,7 +94,7 @@ class _Memory:
 
 
 def fit(
-    data: Data,
+    data: str | Path | Data,
     model: Model | None = None,
     method: str | Method = "fedbn",
     *,
@@ -147,7 +141,7 @@ def fit(
         raw = placed(raw, key.replace("__", "."), value)
     experiment = checked(with_absolute_paths(raw), "fit")
     planner = Planner(
-        federation=None if isinstance(data, str | Path) else _federation(data),
+        federation=None if isinstance(data, str | Path) else federation_of(data),
         make_model=_maker(model),
     )
     chosen = _method(method, experiment.method.mu)
@@ -187,7 +181,7 @@ def _fit_into(
     return Result(plan, state, records, folder.path)
 
 
-def _named(data: Data, model: Model | None, method: str | Method) -> dict[str, Any]:
+def _named(data: str | Path | Data, model: Model | None, method: str | Method) -> dict[str, Any]:
     """The configuration's words for what was given; objects have none that could be read back."""
     names: dict[str, Any] = {"methods": [method if isinstance(method, str) else method.name]}
     if isinstance(data, Path) or (isinstance(data, str) and looks_like_path(data)):
@@ -214,39 +208,3 @@ def _maker(model: Model | None) -> Callable[..., nn.Module] | None:
     if isinstance(model, nn.Module):
         return lambda: copy.deepcopy(model)
     return model
-
-
-def _federation(data: Federation | Mapping[str, Any]) -> Federation:
-    if isinstance(data, Federation):
-        return data
-    clients = tuple(_client(name, given) for name, given in data.items())
-    if not clients:
-        raise DataError("fit: no clients")
-    labels = [part.y for c in clients for part in (c.train, *c.tests.values())]
-    classes = max((int(y.max()) for y in labels if len(y)), default=0) + 1
-    return Federation("arrays", clients, tuple(str(label) for label in range(max(classes, 2))))
-
-
-def _client(name: str, given: Any) -> Client:
-    try:
-        first, second = given
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"fit: client {name}: expected (x, y) or ((train_x, train_y), (test_x, test_y))"
-        ) from error
-    if isinstance(first, tuple):
-        return Client(name, name, _split(name, *first), {name: _split(name, *second)})
-    whole = _split(name, first, second)
-    if len(whole) < 3:
-        raise DataError(f"fit: client {name}: {len(whole)} samples; at least 3 are needed")
-    rest, held = stratified(whole.y, _TEST_SHARE, generator(0, "test split", client=name))
-    return Client(name, name, whole.take(rest), {name: whole.take(held)})
-
-
-def _split(name: str, x: Any, y: Any) -> Split:
-    samples, labels = torch.as_tensor(x), torch.as_tensor(y)
-    if samples.dtype not in (torch.uint8, torch.float64):
-        samples = samples.float()
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise DataError(f"fit: client {name}: labels of {labels.dtype}; legal are whole numbers")
-    return Split(samples, labels.long())

@@ -43,7 +43,9 @@ def find(package: ModuleType, name: str, what: str) -> Callable[..., Any]:
     if name not in known:
         raise ConfigError(unknown(what, name, [*known, "module:callable"]))
     module = importlib.import_module(f"{package.__name__}.{name}")
-    found: Callable[..., Any] = getattr(module, name)
+    found: Callable[..., Any] | None = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"{what} {name!r}: its file holds no function {name}")
     return found
 
 

@@ -186,7 +186,7 @@ def test_a_nan_of_one_client_stays_its_own():
 def test_what_cannot_be_stacked_is_said():
     shared = nn.BatchNorm1d(4)
     assert "Dropout" in unstackable(nn.Sequential(nn.Linear(3, 4), nn.Dropout()))
-    assert "twice" in unstackable(nn.Sequential(nn.Linear(3, 4), shared, shared))
+    assert "tied" in unstackable(nn.Sequential(nn.Linear(3, 4), shared, shared))
     assert "not an nn.Sequential" in unstackable(nn.Linear(3, 4))
     plan = Plan(parse_method("fedbn"), federation(8, 8), bn_net, Training(device="cuda"))
     assert "device" in unbatchable(plan)

@@ -27,7 +27,9 @@ def inspect(
     input_: Annotated[
         str | None, typer.Option("--input", metavar="C,H,W", help="Shape of one sample.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Number of classes.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
     """Show every entry of a model: its kind, its size, and whether the method shares it."""
@@ -61,7 +63,7 @@ def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
     example = getattr(sys.modules[build.__module__], "EXAMPLE", {})
     sizes = _shape(shape) if shape else example.get("input_shape", (3, 28, 28))
     count = classes or example.get("classes", 10)
-    blank = Split(torch.zeros(2, *sizes), torch.zeros(2, dtype=torch.int64))
+    blank = Split(torch.zeros(()).expand(2, *sizes), torch.zeros(2, dtype=torch.int64))
     some = Federation("example", (Client("a", "a", blank, {"a": blank}),), ("?",) * count)
     model = model_builder(ModelSection(name=name), some)()
     materialize(model, some)
@@ -71,9 +73,11 @@ def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
 def _shape(text: str) -> tuple[int, ...]:
     from fedbn.errors import ConfigError
 
-    parts = text.replace("x", ",").split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--input {text!r}: expected whole numbers > 0 as 3,28,28")
+    parts = [part.strip() for part in text.replace("x", ",").split(",")]
+    if not all(p.isdecimal() and len(p) < 7 and int(p) > 0 for p in parts) or len(parts) > 5:
+        raise ConfigError(
+            f"--input {text[:60]!r}: expected up to 5 whole numbers from 1 to 999999, as 3,28,28"
+        )
     return tuple(int(part) for part in parts)
 
 
@@ -91,7 +95,7 @@ def _as_json(model: str, method: Method, found: tuple[Entry, ...]) -> dict[str, 
                 "shape": list(entry.shape),
                 "dtype": str(entry.dtype).removeprefix("torch."),
                 "bytes": entry.bytes,
-                "shared": method.share(entry),
+                "shared": entry in shared,
                 "alias_of": entry.alias_of,
             }
             for entry in found
@@ -116,21 +120,21 @@ def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int]:
 
 
 def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
-    import sys
-
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from fedbn.cli.output import stdout_console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("entry", "kind", "shape", "bytes", method.name):
         table.add_column(escape(title), justify="right" if title == "bytes" else "left")
+    shared = set(method.shared(found))
     for entry in found:
-        kept = "shared" if method.share(entry) else "[bold]local[/bold]"
+        kept = "shared" if entry in shared else "[bold]local[/bold]"
         size = f"= {entry.alias_of}" if entry.alias_of else f"{entry.bytes:,}"
         shape = "×".join(map(str, entry.shape)) or "1"
         table.add_row(escape(entry.name), str(entry.kind), shape, escape(size), kept)
-    console = Console(width=None if sys.stdout.isatty() else 10_000, highlight=False)
+    console = stdout_console()
     console.print(table)
     totals = _totals(method, found)
     console.print(

@@ -7,6 +7,7 @@ Integer entries (counters of BatchNorm) are never averaged: they take the maximu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -31,7 +32,10 @@ class Weighted:
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """A rule that makes one shared part from several."""
+    """A rule that makes one shared part from several.
+
+    A rule may have a number `fewest`: plans with fewer clients a round are refused.
+    """
 
     @property
     def label(self) -> str:
@@ -78,6 +82,7 @@ class Sorted:
 
     label: str
     trimmed: Callable[[int], int]
+    fewest: int = 1
 
     def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
         """Sort each coordinate, cut both ends, average the rest."""
@@ -99,6 +104,11 @@ class Krum:
 
     f: int | None = None
     keep: int | None = 1
+
+    @property
+    def fewest(self) -> int:
+        """With fewer clients the rule promises nothing: 2 f + 3."""
+        return 2 * (self.f or 0) + 3
 
     @property
     def label(self) -> str:
@@ -133,7 +143,8 @@ def trimmed_mean(fraction: float = 0.2) -> Sorted:
     """Build the mean without the smallest and the largest `fraction` of each coordinate."""
     if not 0 <= fraction < 0.5:
         raise ConfigError(f"fraction = {fraction!r} of the trimmed mean: legal is 0 <= x < 0.5")
-    return Sorted(f"trimmed({fraction:g})", _Fraction(float(fraction)))
+    fewest = math.ceil(1 / fraction - 1e-9) if fraction else 1
+    return Sorted(f"trimmed({fraction:g})", _Fraction(float(fraction)), fewest)
 
 
 def krum(f: int | None = None) -> Krum:

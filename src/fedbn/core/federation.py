@@ -164,7 +164,7 @@ def _moved(client: Client, device: torch.device | str) -> Client:
 def _hash(client: Client) -> str:
     digest = hashlib.sha256()
     for part in (client.train, *client.tests.values(), *([client.valid] if client.valid else [])):
-        for tensor in (part.x, part.y):
+        for tensor in (part.x, part.y, *([] if part.groups is None else [part.groups])):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
     return digest.hexdigest()

@@ -64,11 +64,16 @@ class Method:
 
     def shared(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Pick the entries that are exchanged."""
-        return tuple(entry for entry in entries if self.share(entry))
+        return self._picked(tuple(entries), shared=True)
 
     def local(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Pick the entries that stay with the client."""
-        return tuple(entry for entry in entries if not self.share(entry))
+        return self._picked(tuple(entries), shared=False)
+
+    def _picked(self, entries: tuple[Entry, ...], shared: bool) -> tuple[Entry, ...]:
+        """A tensor of several names stays local when one of its names does."""
+        kept = {entry.alias_of or entry.name for entry in entries if not self.share(entry)}
+        return tuple(e for e in entries if ((e.alias_of or e.name) not in kept) == shared)
 
     def check(self, entries: Iterable[Entry], allow_no_batchnorm: bool = False) -> None:
         """Refuse a model in which there is nothing of what this method keeps local.

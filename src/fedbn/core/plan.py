@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,6 +73,14 @@ class Plan:
         """Tell whether clients are scored after this round."""
         return round % self.evaluate_every == 0 or round == self.training.rounds
 
+    @property
+    def clients_a_round(self) -> int:
+        """How many clients take part in a round."""
+        total = len(self.federation.clients)
+        # 0.55 of 20 clients is 11.000000000000002 in floats, and means 11.
+        share = math.ceil(self.training.participation * total - 1e-9)
+        return min(max(self.training.min_clients, share), total)
+
     def check(self, allow_no_batchnorm: bool = False) -> None:
         """Refuse a model that does not fit the method or the classes, before anything runs."""
         model = self.initial_model
@@ -83,6 +92,12 @@ class Plan:
             raise ConfigError(
                 "training.batch_size = 1: BatchNorm cannot normalise one sample; "
                 "legal are 2 and more, or 'full'"
+            )
+        fewest = getattr(self.method.aggregator, "fewest", 1)
+        if self.clients_a_round < fewest and not self.method.pooled:
+            raise ConfigError(
+                f"{self.method.name} needs at least {fewest} clients a round, "
+                f"there are {self.clients_a_round}"
             )
         _check_output(model, self.federation)
 

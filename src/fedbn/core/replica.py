@@ -35,11 +35,20 @@ class Replica:
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
         self._folded: FoldedModel | None = None
+        # What is in no state_dict must not pass from one client to the next.
+        self._passing = [
+            (module, name, module._buffers[name])
+            for module in self.model.modules()
+            for name in module._non_persistent_buffers_set
+        ]
+        self._fresh = [None if value is None else value.clone() for _, _, value in self._passing]
 
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""
         self.shared.copy_(shared)
         self.local.copy_(local)
+        for (module, name, _), value in zip(self._passing, self._fresh, strict=True):
+            module._buffers[name] = None if value is None else value.clone()
 
     def fold(self, x: Tensor) -> bool:
         """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on."""
@@ -86,5 +95,5 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch:
             probe(x)
     except Exception:
-        return True  # not known: the careful answer; it fails again where the client is named
+        return False  # it will fail again in training, where the client is named
     return bool(watch.seen)

@@ -17,7 +17,7 @@ from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
 from fedbn.core.training import Score, evaluate, local_train
-from fedbn.errors import TooFewClients
+from fedbn.errors import FedbnError, TooFewClients
 
 log = logging.getLogger("fedbn")
 
@@ -99,11 +99,8 @@ def initial_state(plan: Plan) -> RunState:
 
 def participants(plan: Plan, round: int) -> tuple[Client, ...]:
     """Draw who takes part, from (seed, round) alone; in the federation's order."""
-    clients = plan.federation.clients
-    # 0.55 of 20 clients is 11.000000000000002 in floats, and means 11.
-    share = math.ceil(plan.training.participation * len(clients) - 1e-9)
-    wanted = max(plan.training.min_clients, share)
-    if wanted >= len(clients):
+    clients, wanted = plan.federation.clients, plan.clients_a_round
+    if wanted == len(clients):
         return clients
     order = torch.randperm(len(clients), generator=generator(plan.seed, "participants", round))
     return tuple(clients[i] for i in sorted(order[:wanted].tolist()))
@@ -131,8 +128,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
             plan.objective,
         )
     except Exception as error:
-        log.debug("client %s failed", client.name, exc_info=True)
-        return Refusal(client.name, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return _failure(client, "", error)
     return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
 
 
@@ -164,17 +160,30 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     accepted = _accepted(plan, chosen, train(chosen, state), report)
     shared, memory = plan.method.aggregate(accepted, state.shared, state.memory)
     _check_enough(plan, state.round + 1, len(chosen), report)
+    if name := shared.unusable():
+        raise FedbnError(
+            f"round {state.round + 1}: combining the updates overflowed in {name}; "
+            "nothing was taken over. A smaller training.lr or a robust aggregator may help"
+        )
     return RunState(state.round + 1, shared, {**state.local, **report.local}, memory), report
 
 
-def score_client(plan: Plan, replica: Replica, client: Client, state: RunState) -> list[Record]:
-    """Score a client's joined model on its train, validation and test data."""
+def score_client(
+    plan: Plan, replica: Replica, client: Client, state: RunState
+) -> list[Record] | Refusal:
+    """Score a client's joined model on its train, validation and test data.
+
+    An error there concerns this client's numbers only, and becomes a refusal.
+    """
     replica.load(state.shared, state.local[client.name])
-    model = replica.scoring_model()
     found = []
-    for name, domain, split in splits_of(client):
-        score = evaluate(model, split, plan.objective)
-        found += score_records(plan, state.round, client, name, domain, score)
+    try:
+        model = replica.scoring_model()
+        for name, domain, split in splits_of(client):
+            score = evaluate(model, split, plan.objective)
+            found += score_records(plan, state.round, client, name, domain, score)
+    except Exception as error:
+        return _failure(client, "cannot be scored: ", error)
     return found
 
 
@@ -211,6 +220,12 @@ def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
         elif client.name in refused:
             found.append(_record(plan, round, client.name, client.domain, "train", "refused", 1.0))
     return found
+
+
+def _failure(client: Client, what: str, error: Exception) -> Refusal:
+    log.debug("client %s failed", client.name, exc_info=True)
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return Refusal(client.name, f"{what}{reason}")
 
 
 def _accepted(

@@ -15,11 +15,14 @@ from fedbn.core.replica import Replica, draws_random_numbers
 from fedbn.core.rounds import (
     Outcome,
     Record,
+    Refusal,
     RunState,
     score_client,
     train_client,
     train_client_seeded,
 )
+from fedbn.core.selectors import BATCHNORM
+from fedbn.core.state import entries
 from fedbn.engines.batched import score_stack, stack_size, train_stack
 from fedbn.engines.pool import Pool
 from fedbn.engines.stacking import Stack
@@ -37,8 +40,10 @@ class Crew(Protocol):
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
 
-    def score(self, clients: Sequence[Client], state: RunState) -> list[Record]:
-        """Score these clients' joined models."""
+    def score(
+        self, clients: Sequence[Client], state: RunState
+    ) -> tuple[list[Record], list[Refusal]]:
+        """Score these clients' joined models; and say who could not be scored."""
 
     def close(self) -> None:
         """End the threads."""
@@ -61,22 +66,28 @@ class OneByOne:
         count = 1 if alone else min(workers, len(plan.federation.clients))
         replicas = [Replica(plan.initial_model, plan.method, device) for _ in range(count)]
         folded = [replica.fold(sample.to(device)) for replica in replicas]
+        has_bn = any(entry.kind in BATCHNORM for entry in entries(plan.initial_model))
         self._plan = plan
         self._pool = Pool(replicas)
         self._train = train_client_seeded if random else train_client
         self.notes = [
             *(["the model draws random numbers (dropout): one client after another"] * random),
-            *(["clients are scored without folding BatchNorm: slower"] * (not all(folded))),
+            *(
+                ["clients are scored without folding BatchNorm: slower"]
+                * (has_bn and not all(folded))
+            ),
         ]
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
         return self._pool.ordered(lambda rep, c: self._train(self._plan, rep, c, state), clients)
 
-    def score(self, clients: Sequence[Client], state: RunState) -> list[Record]:
-        """Score these clients' joined models."""
+    def score(
+        self, clients: Sequence[Client], state: RunState
+    ) -> tuple[list[Record], list[Refusal]]:
+        """Score these clients' joined models; and say who could not be scored."""
         found = self._pool.ordered(lambda rep, c: score_client(self._plan, rep, c, state), clients)
-        return [record for records in found for record in records]
+        return _told_apart(found)
 
     def close(self) -> None:
         """End the threads."""
@@ -102,12 +113,14 @@ class Stacks:
         ):
             yield from outcomes
 
-    def score(self, clients: Sequence[Client], state: RunState) -> list[Record]:
-        """Score these clients' joined models."""
+    def score(
+        self, clients: Sequence[Client], state: RunState
+    ) -> tuple[list[Record], list[Refusal]]:
+        """Score these clients' joined models; and say who could not be scored."""
         found = self._pool.ordered(
-            lambda stack, some: score_stack(self._plan, stack, some, state), self._cut(clients)
+            lambda stack, some: self._score(stack, some, state), self._cut(clients)
         )
-        return [record for records in found for record in records]
+        return _told_apart(scores for several in found for scores in several)
 
     def close(self) -> None:
         """End the threads."""
@@ -123,6 +136,29 @@ class Stacks:
             log.debug("a stack failed; its clients train one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)
             return [train_client(self._plan, replica, client, state) for client in clients]
+
+    def _score(
+        self, stack: Stack, clients: Sequence[Client], state: RunState
+    ) -> list[list[Record] | Refusal]:
+        try:
+            return [score_stack(self._plan, stack, clients, state)]
+        except Exception:
+            log.debug("a stack failed; its clients are scored one by one", exc_info=True)
+            replica = Replica(self._plan.initial_model, self._plan.method)
+            return [score_client(self._plan, replica, client, state) for client in clients]
+
+
+def _told_apart(
+    found: Iterable[list[Record] | Refusal],
+) -> tuple[list[Record], list[Refusal]]:
+    records: list[Record] = []
+    refusals: list[Refusal] = []
+    for one in found:
+        if isinstance(one, Refusal):
+            refusals.append(one)
+        else:
+            records += one
+    return records, refusals
 
 
 def cores() -> int:

@@ -62,11 +62,11 @@ def run(
 
         while state.round < plan.training.rounds:
             state, report = run_round(plan, state, train)
-            refused = [f"round {state.round}: {r.client}: {r.reason}" for r in report.refusals]
-            _tell(sinks, plan, refused)
-            records = round_records(plan, state.round, report)
+            records, refusals = round_records(plan, state.round, report), report.refusals
             if plan.evaluates(state.round):
-                records += crew.score(federation.clients, state)
+                scores, unscored = crew.score(federation.clients, state)
+                records, refusals = records + scores, refusals + unscored
+            _tell(sinks, plan, [f"round {state.round}: {r.client}: {r.reason}" for r in refusals])
             for sink in sinks:
                 sink.round_done(plan, state, records)
             if stop() and state.round < plan.training.rounds:

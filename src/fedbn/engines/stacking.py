@@ -39,13 +39,9 @@ def unstackable(model: nn.Module) -> str | None:
     """
     if type(model) is not nn.Sequential:
         return f"the model is a {type(model).__name__}, not an nn.Sequential"
-    seen: set[int] = set()
     for name, layer in _layers(model):
         if type(layer) not in _KNOWN:
             return f"{name} is a {type(layer).__name__}"
-        if id(layer) in seen and not isinstance(layer, _ELEMENTWISE):
-            return f"{name} is used twice"
-        seen.add(id(layer))
         frozen = [p for p in layer.parameters() if not p.requires_grad]
         if frozen or (isinstance(layer, nn.Flatten) and layer.start_dim != 1):
             return f"{name} is frozen or flattens another dimension"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,11 +15,14 @@ from fedbn.core.federation import Federation
 from fedbn.core.plan import Plan
 from fedbn.core.splits import with_validation
 from fedbn.core.training import Training
+from fedbn.engines.batched import unbatchable
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.loading import with_absolute_paths
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
-from fedbn.experiments.settings import Job
+from fedbn.experiments.settings import Job, axes
 from fedbn.experiments.sources import data_name, load_federation, model_builder
+
+_WORTH_STACKING = 10
 
 
 class Planner:
@@ -45,12 +49,15 @@ class Planner:
         federation = self.federation(experiment.data)
         if experiment.evaluation.validation:
             federation = with_validation(federation, experiment.evaluation.validation, job.seed)
+            _check_validation(federation, experiment.evaluation.validation)
         training = training_of(experiment.training)
         if training.min_clients > len(federation.clients):
             raise ConfigError(
                 f"training.min_clients = {training.min_clients}: "
                 f"{federation.name} has {len(federation.clients)} clients"
             )
+        if job.method.pooled:
+            training = replace(training, min_clients=1)  # pooled data is one client
         plan = Plan(
             method=job.method,
             federation=federation.pooled() if job.method.pooled else federation,
@@ -61,7 +68,8 @@ class Planner:
             evaluate_every=experiment.evaluation.every,
         )
         plan.check(experiment.method.allow_no_batchnorm)
-        return plan
+        engine = _engine(experiment.engine, plan)
+        return plan if engine == plan.engine else replace(plan, engine=engine)
 
     def federation(self, section: DataSection) -> Federation:
         """Load data, once for equal sections."""
@@ -72,11 +80,33 @@ class Planner:
             self._data[key] = found
         return self._data[key]
 
+    def fingerprint(self) -> dict[str, str]:
+        """Hash every client's data, of all the data that was loaded."""
+        found = [federation.fingerprint() for federation in self._data.values()]
+        if len(found) == 1:
+            return found[0]
+        return {f"{c} of data {i}": h for i, one in enumerate(found, 1) for c, h in one.items()}
+
 
 def _said(section: DataSection, federation: Federation) -> list[str]:
     """What a user should hear of the data: how a path was read, and what it is not."""
     sentence = data_name(section)[1]
     return [*([sentence] if sentence else []), *federation.remarks]
+
+
+def _engine(asked: str, plan: Plan) -> Literal["plain", "batched"]:
+    """Choose the engine: stacks pay from about ten clients on, where the model can be stacked.
+
+    Left to us, only with SGD: adaptive optimisers blow rounding differences up (the gradient of a
+    bias before BatchNorm is nothing but rounding), so that both engines drift apart.
+    """
+    worth = len(plan.federation.clients) >= _WORTH_STACKING and plan.training.optimizer == "SGD"
+    if asked == "plain" or (asked == "auto" and not worth):
+        return "plain"
+    reason = unbatchable(plan)
+    if reason and asked == "batched":
+        raise ConfigError(f"engine = 'batched': {reason}; 'plain' and 'auto' work")
+    return "plain" if reason else "batched"
 
 
 def training_of(section: TrainingSection) -> Training:
@@ -93,11 +123,24 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     from fedbn.models._suggest import suggested
 
     raw = experiment.model_dump(exclude_none=True)
-    raw["data"].setdefault("name", data_name(experiment.data)[0])
-    raw["model"].setdefault("name", suggested(federation.input_shape))
-    if experiment.training.local_steps is not None:
+    varied = axes(experiment)
+    if not any(key.startswith("data.") for key in varied):  # else each setting has its own
+        raw["data"].setdefault("name", data_name(experiment.data)[0])
+        raw["model"].setdefault("name", suggested(federation.input_shape))
+    if experiment.training.local_steps is not None or "training.local_steps" in varied:
         del raw["training"]["local_epochs"]
     return with_absolute_paths({key: value for key, value in raw.items() if value != {}})
+
+
+def _check_validation(federation: Federation, share: float) -> None:
+    for client in federation.clients:
+        rest, held = len(client.train), len(client.valid) if client.valid is not None else 0
+        if not held or rest < 2:
+            raise ConfigError(
+                f"evaluation.validation = {share}: of {rest + held} training samples, client "
+                f"{client.name} would hold out {held} and train on {rest}; legal are shares that "
+                "hold out 1 and leave 2"
+            )
 
 
 def _optimizer(section: TrainingSection) -> str:
@@ -106,7 +149,8 @@ def _optimizer(section: TrainingSection) -> str:
         for name, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer)
     }
-    known.pop("optimizer", None)
+    for name in ("optimizer", "lbfgs", "sparseadam"):  # no optimisers of dense batches
+        known.pop(name, None)
     if section.optimizer.lower() not in known:
         raise ConfigError(
             f"training.optimizer: {unknown('optimizer', section.optimizer, known.values())}"

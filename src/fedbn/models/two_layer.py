@@ -17,4 +17,5 @@ def two_layer(
     hidden = nn.Linear(prod(input_shape), width)
     nn.init.normal_(hidden.weight, std=alpha)
     nn.init.normal_(hidden.bias, std=alpha)
-    return nn.Sequential(hidden, nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes))
+    flat = [nn.Flatten()] if len(input_shape) > 1 else []
+    return nn.Sequential(*flat, hidden, nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes))
