@@ -202,6 +202,20 @@ def test_a_selector_by_name_is_stacked_too():
     assert distance(plain, batched) < 1e-9
 
 
+def test_an_activation_used_twice_is_applied_twice():
+    def build() -> nn.Module:
+        act = nn.Tanh()
+        layers = (nn.Linear(3, 4), nn.BatchNorm1d(4), act, nn.Linear(4, 4), act, nn.Linear(4, 2))
+        return nn.Sequential(*layers).double()
+
+    training = Training(rounds=2, batch_size=5, lr=0.1)
+    plan = Plan(parse_method("fedbn"), doubled(federation(*UNEQUAL)), build, training)
+
+    (plain, _), (batched, _) = both(plan)
+
+    assert distance(plain, batched) < 1e-9
+
+
 def test_stacks_are_of_equal_size():
     plan = Plan(parse_method("fedbn"), federation(*[4] * 10), bn_net, Training())
     assert stack_size(plan) == 10

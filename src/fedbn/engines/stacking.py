@@ -196,7 +196,9 @@ def _views(rows: Pack, count: int) -> dict[str, Tensor]:
 
 
 def _layers(model: nn.Module, above: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, child in model.named_children():
+    # `named_children` would leave out an activation that is used a second time.
+    for name, child in model._modules.items():
+        assert child is not None
         if type(child) is nn.Sequential:
             yield from _layers(child, f"{above}{name}.")
         else:
