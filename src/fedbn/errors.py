@@ -60,6 +60,17 @@ class Interrupted(FedbnError):  # noqa: N818
     exit_code = 130
 
 
+def unforeseen(error: Exception) -> str:
+    """Say in one line that an error came from elsewhere: a user's own code, or a bug.
+
+    Example:
+        >>> unforeseen(ValueError("odd"))
+        'not foreseen: ValueError: odd (--debug shows where)'
+    """
+    reason = " ".join(str(error).split())
+    return f"not foreseen: {type(error).__name__}: {reason} (--debug shows where)"
+
+
 def unknown(what: str, given: str, legal: Iterable[str]) -> str:
     """Say that a name is not known: what was given, the nearest legal one first, then all.
 

@@ -15,18 +15,21 @@ from fedbn.experiments.loading import checked
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.runner import prepare, start
 from fedbn.runs import metrics
+from fedbn.runs.files import explained
 from fedbn.runs.folder import RunFolder
 
 
-def launch(folder: RunFolder, raw: dict[str, Any], *, where: str, as_json: bool) -> bool:
+def launch(
+    folder: RunFolder, raw: dict[str, Any], *, where: str, as_json: bool, workers: int = 0
+) -> bool:
     """Run, or go on running, and show what came out; False where all was done before."""
-    _import_from(folder.directory())
-    progress = make_progress()
     with folder.locked(), Stopper() as stop:
+        _import_from(folder.directory())
+        progress = make_progress()
         try:
             experiment, planner = checked(raw, where), Planner()
             todo = prepare(experiment, planner)
-            ran = start(experiment, todo, planner, folder, progress, stop=stop)
+            ran = start(experiment, todo, planner, folder, progress, workers=workers, stop=stop)
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `fedbn resume {folder.path}`") from error
         finally:
@@ -44,7 +47,8 @@ def show(folder: RunFolder, as_json: bool) -> None:
     records = metrics.read(folder.metrics)
     choose = isinstance(experiment.method.mu, list)
     summary = summarize(records, experiment.evaluation.report, choose_setting=choose)
-    draw_curves(records, folder.curves)
+    with explained(folder.curves):
+        draw_curves(records, folder.curves)
     if as_json:
         print_json(summary, str(folder.path))
     else:
@@ -57,4 +61,4 @@ def _import_from(directory: Path) -> None:
     """Let a user's own modules be found, here and in worker processes."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{before}" if before else str(directory)
-    sys.path.insert(0, str(directory))
+    sys.path[:0] = [str(directory), str(Path.cwd())]

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedbn.results.summary import Summary
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedbn.results.summary import Summary
+
+
+def printable(text: str) -> str:
+    """Keep a message on one line, whatever names it quotes."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+def stdout_console() -> Console:
+    """Make a console for results: wide where nobody looks, plain where NO_COLOR asks for it."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 10_000
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(width=width, highlight=False, color_system=None if plain else "auto")
 
 
 def print_summary(summary: Summary) -> None:
     """Print the table: a row a method, a column a client, the best of each column in bold."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -25,8 +42,7 @@ def print_summary(summary: Summary) -> None:
     for row in summary.rows:
         cells = [_cell(row.cells.get(c), best[c]) for c in summary.columns]
         table.add_row(_plain(row.label), *cells)
-    width = None if sys.stdout.isatty() else 10_000
-    console = Console(width=width, highlight=False)
+    console = stdout_console()
     console.print(table)
     for remark in summary.remarks:
         console.print(_plain(remark))

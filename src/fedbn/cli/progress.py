@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
 from typing import Any, Protocol
 
+from fedbn.cli.output import printable
 from fedbn.experiments.events import Event
 
 _QUIET_SECONDS = 10.0
@@ -58,6 +60,7 @@ class Bar:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
+        plain = bool(os.environ.get("NO_COLOR"))
         self._progress = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -65,7 +68,7 @@ class Bar:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, color_system=None if plain else "auto"),
         )
         self._task = self._progress.add_task("checking data and model ...", total=None)
         self._progress.start()
@@ -133,6 +136,4 @@ def _values(records: list[dict[str, Any]], split: str, metric: str) -> list[floa
 
 
 def _print(text: str) -> None:
-    print(
-        "".join(s if s.isprintable() else repr(s)[1:-1] for s in text), file=sys.stderr, flush=True
-    )
+    print(printable(text), file=sys.stderr, flush=True)

@@ -16,6 +16,15 @@ def add_to(app: typer.Typer) -> None:
 
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1024,
+            envvar="FEDBN_WORKERS",
+            help="Cores to use, 0 for what the run was begun with; changes no result.",
+        ),
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
@@ -24,5 +33,6 @@ def resume(
 
     folder = RunFolder(run)
     raw = folder.read_request()
-    if not launch(folder, raw, where=str(folder.config), as_json=json):
+    where = str(folder.config if folder.config.exists() else folder.request)
+    if not launch(folder, raw, where=where, as_json=json, workers=workers):
         print(f"{folder.path} was finished already; nothing to do", file=sys.stderr)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from fedbn.errors import FedbnError
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -45,7 +45,13 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; made, must be empty.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Cores to use; changes no result. [default: all]")
+        int | None,
+        typer.Option(
+            min=0,
+            max=1024,
+            envvar="FEDBN_WORKERS",
+            help="Cores to use, 0 for all; changes no result.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, run nothing.")
@@ -53,12 +59,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Train with one or several methods, compare them, and write a run folder."""
-    from fedbn.cli.launching import launch
     from fedbn.experiments import catalogue, loading
-    from fedbn.runs.folder import RunFolder
 
     file = catalogue.find(experiment) if experiment else None
-    raw: dict[str, Any] = loading.read_toml(file) if file else {}
     flags = {
         "methods": method,
         "seeds": seed,
@@ -71,31 +74,39 @@ def run(
             else {"data.path" if loading.looks_like_path(data) else "data.name": data}
         ),
     }
-    for key, value in flags.items():
-        if value is not None and value != []:
-            raw = loading.placed(raw, key, value)
-    raw = loading.with_absolute_paths(loading.with_settings(raw, set_ or []))
     where = str(file or "configuration")
+    raw = loading.request(file, flags, set_ or [], where)
     if dry_run:
         _dry_run(raw, where)
-        return
-    folder = RunFolder(out or _new_folder(file.stem if file else "run"))
+    else:
+        _run(out or _new_folder(file.stem if file else "run"), raw, where, json)
+
+
+def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool) -> None:
+    from fedbn.runs.folder import RunFolder
+
+    folder = RunFolder(out)
     made = folder.begin(raw)
     try:
-        launch(folder, raw, where=where, as_json=json)
-    except FedbnError:
+        from fedbn.cli.launching import launch  # torch takes seconds; the request is safe before
+
+        launch(folder, raw, where=where, as_json=as_json)
+    except Exception:
         if not folder.config.exists():
             folder.abandon(made)
         raise
 
 
 def _new_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([first], others) if not path.exists())
 
 
 def _dry_run(raw: dict[str, Any], where: str) -> None:
     import tomli_w
 
+    from fedbn.cli.output import printable
     from fedbn.experiments.loading import checked
     from fedbn.experiments.plans import Planner, resolved
     from fedbn.experiments.runner import prepare
@@ -103,6 +114,8 @@ def _dry_run(raw: dict[str, Any], where: str) -> None:
     experiment, planner = checked(raw, where), Planner()
     jobs = prepare(experiment, planner)
     federation = planner.federation(jobs[0].setting.experiment.data)
+    for text in planner.warnings:
+        print(printable(text), file=sys.stderr)
     print(tomli_w.dumps(resolved(experiment, federation)))
     for job in jobs:
         print(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
+
+_SHOW_CURSOR = "\x1b[?25h"  # a bar hides it
 
 
 class Stopper:
@@ -30,11 +33,14 @@ class Stopper:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
-            print("fedbn: stopped at once; finished rounds are saved", file=sys.stderr, flush=True)
+            _say(_SHOW_CURSOR if sys.stderr.isatty() else "")
+            _say("fedbn: stopped at once; finished rounds are saved\n")
             os._exit(130)
         self._asked = True
-        print(
-            "fedbn: stopping after this round (once more to stop at once) ...",
-            file=sys.stderr,
-            flush=True,
-        )
+        _say("fedbn: stopping after this round (once more to stop at once) ...\n")
+
+
+def _say(text: str) -> None:
+    """Write past Python's buffers: a signal may arrive in the middle of a print."""
+    with suppress(OSError):
+        os.write(2, text.encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.loading import exists
 
 
 def folder() -> Path:
@@ -22,7 +23,7 @@ def experiments() -> dict[str, str]:
 def find(name: str) -> Path:
     """Find an experiment by name or path."""
     given = Path(name)
-    if given.suffix == ".toml" or given.exists():
+    if given.suffix == ".toml" or (exists(given) and not given.is_dir()):
         return given
     if name not in experiments():
         raise ConfigError(unknown("experiment", name, [*experiments(), "FILE.toml"]))

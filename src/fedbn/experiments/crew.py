@@ -12,13 +12,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from fedbn.errors import FedbnError, Interrupted
 from fedbn.experiments.events import Event, Listener
 from fedbn.experiments.settings import Job
 from fedbn.experiments.worker import STOP
 from fedbn.runs.folder import RunFolder
+
+_LOOK_SECONDS = 0.2  # how often a request to stop is looked for while nothing happens
 
 
 class Worker:
@@ -35,7 +38,8 @@ class Worker:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # the terminal's Ctrl-C goes to the parent alone
         )
-        threading.Thread(target=self._listen, args=(inbox,), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(inbox,), daemon=True)
+        self._listener.start()
 
     def give(self, job: Job) -> None:
         """Hand over a job."""
@@ -46,10 +50,15 @@ class Worker:
         """Ask for an end after the round in hand."""
         self._say(STOP)
 
-    def end(self) -> int:
-        """End the process at once, whatever it does; gives its exit status."""
+    def end(self) -> None:
+        """End the process at once, whatever it does."""
         self._process.kill()
-        return self._process.wait()
+        self._process.wait()
+        self._listener.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
 
     def status(self) -> int:
         """Wait for a process that closed its output, and give its exit status."""
@@ -105,7 +114,14 @@ def _serve(
     stopping = False
     stopped = ""
     while any(worker.job for worker in workers):
-        worker, event = inbox.get()
+        if stop() and not stopping:
+            stopping = True
+            for each in workers:
+                each.ask_to_stop()
+        try:
+            worker, event = inbox.get(timeout=_LOOK_SECONDS)
+        except Empty:
+            continue
         if event is None:
             if worker.job is None:
                 continue
@@ -119,15 +135,11 @@ def _serve(
             stopped, worker.job = event.text, None
         else:
             listener(event)
-        if stop() and not stopping:
-            stopping = True
-            for each in workers:
-                each.ask_to_stop()
         if event.kind == "done":
             worker.job = None
-            if waiting and not stopping:
+            if waiting and not stopping and not stop():
                 worker.give(waiting.pop(0))
-    if stopping and (stopped or waiting):
+    if stopped or waiting:
         raise Interrupted(stopped or "stopped between two jobs")
 
 

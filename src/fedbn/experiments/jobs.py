@@ -12,6 +12,7 @@ from fedbn.experiments.events import Event, Listener, Reporter
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.settings import Job
 from fedbn.runs import checkpoints, metrics
+from fedbn.runs.files import explained
 from fedbn.runs.folder import RunFolder
 
 
@@ -27,7 +28,7 @@ class Recorder:
     def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
         """Write the round down."""
         text = "".join(metrics.line(record) for record in records)
-        metrics.append(self._place / "metrics.jsonl", text)
+        metrics.append(self._place / "metrics.jsonl", text.encode())
         facts = {"method": plan.method.name, "setting": plan.setting, "seed": plan.seed}
         checkpoints.save(self._place, state, facts)
 
@@ -44,7 +45,8 @@ def execute(
     """Run a job, or the rest of it, writing into the run folder."""
     plan = planner.plan(job)
     place = folder.job(*job.key)
-    place.mkdir(parents=True, exist_ok=True)
+    with explained(place):
+        place.mkdir(parents=True, exist_ok=True)
     start, damaged = checkpoints.newest(place, initial_state(plan))
     for text in damaged:
         listener(Event("note", job.key, text=f"{text}; going on from the one before it"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.values import check_values, parsed
 
 if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs none of it
     from pydantic import BaseModel
@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs non
     from fedbn.experiments.schema import Experiment
 
 _MAX_BYTES = 1_000_000
+_MAX_DOTS = 20
+PATHS = ("data.path", "model.weights")
 Raw = dict[str, Any]
 
 
@@ -28,13 +30,26 @@ def read_toml(file: Path) -> Raw:
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"{file}: {len(content):,} bytes; a configuration has at most 1,000,000")
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        return parsed(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 (byte {error.start})") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError(f"{file}: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{file}: nested too deeply") from error
+
+
+def request(
+    file: Path | None, flags: Mapping[str, Any], settings: Iterable[str], where: str
+) -> Raw:
+    """Merge what a user asks for: the file, then the flags, then `--set`; paths made absolute."""
+    raw = read_toml(file) if file else {}
+    for key, value in flags.items():
+        if value is not None and value != []:
+            raw = placed(raw, key, value)
+    raw = with_settings(raw, settings)
+    check_values(raw, where)
+    return with_absolute_paths(raw)
 
 
 def with_settings(raw: Raw, settings: Iterable[str]) -> Raw:
@@ -48,6 +63,8 @@ def with_settings(raw: Raw, settings: Iterable[str]) -> Raw:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {setting!r}: expected key=value")
+        if key.count(".") > _MAX_DOTS:
+            raise ConfigError(f"--set {key[:60]!r} ...: nested too deeply")
         raw = placed(raw, key.strip(), _value(text.strip()))
     return raw
 
@@ -70,16 +87,35 @@ def looks_like_path(text: str) -> bool:
         >>> looks_like_path("my/data"), looks_like_path("digits_mini"), looks_like_path("my:data")
         (True, False, False)
     """
-    return ":" not in text and ("/" in text or "\\" in text or Path(text).exists())
+    return ":" not in text and ("/" in text or "\\" in text or exists(Path(text)))
+
+
+def exists(path: Path) -> bool:
+    """Tell whether something lies at a path that a user wrote, which may be no path at all."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def with_absolute_paths(raw: Raw) -> Raw:
     """Make paths absolute, so that a run can be resumed from any directory."""
-    for section, key in (("data", "path"), ("model", "weights")):
-        value = raw.get(section, {}).get(key) if isinstance(raw.get(section), dict) else None
-        if isinstance(value, str):
-            raw = placed(raw, f"{section}.{key}", str(Path(value).resolve()))
+    for key in (*PATHS, *(f"sweep.{key}" for key in PATHS)):
+        value: Any = raw
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str | list):
+            raw = placed(raw, key, _absolute(value, key))
     return raw
+
+
+def _absolute(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return [_absolute(each, key) for each in value]
+    try:
+        return str(Path(value).resolve()) if isinstance(value, str) else value
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{key} = {value!r}: {error}") from error
 
 
 def checked(raw: Mapping[str, Any], where: str = "configuration") -> Experiment:
@@ -92,6 +128,7 @@ def checked(raw: Mapping[str, Any], where: str = "configuration") -> Experiment:
 
     from fedbn.experiments.schema import Experiment
 
+    check_values(raw, where)
     try:
         return Experiment.model_validate(dict(raw))
     except ValidationError as error:
@@ -126,6 +163,7 @@ def _keys_beside(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+        found = parsed(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
-from fedbn._version import __version__
-from fedbn.core.federation import Federation
-from fedbn.engines.embedded import cores
-from fedbn.errors import ConfigError, DataError
+from fedbn.engines.crews import cores
+from fedbn.errors import Interrupted
 from fedbn.experiments.crew import run_side_by_side
 from fedbn.experiments.events import Event, Listener
 from fedbn.experiments.jobs import execute, rounds_done
 from fedbn.experiments.plans import Planner, resolved
+from fedbn.experiments.sameness import differences, environment_of
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.settings import Job, jobs
 from fedbn.runs import metrics
@@ -59,12 +55,13 @@ def start(
     """
     federation = planner.federation(todo[0].setting.experiment.data)
     config = resolved(experiment, federation)
-    environment = _environment(config, federation)
+    environment = environment_of(config, todo, planner, folder.directory())
     notes = list(planner.warnings)
     if folder.config.exists():
-        notes += _differences(folder.read_environment(), environment)
+        notes += differences(folder.read_environment(), environment)
     else:
         folder.commit(config, environment)
+    folder.request.unlink(missing_ok=True)
     for text in notes:
         listener(Event("note", todo[0].key, text=text))
     count = workers or experiment.workers or cores()
@@ -85,7 +82,7 @@ def run_jobs(
     lengths = {job.key: job.setting.experiment.training.rounds for job in todo}
     listener(Event("begin", todo[0].key, sum(done.values()), sum(lengths.values())))
     left = [job for job in todo if done[job.key] < lengths[job.key]]
-    for job in left:
+    for job in todo:
         metrics.keep_until(folder.job(*job.key) / "metrics.jsonl", done[job.key])
     whole = Assembly(folder, todo, {job.key for job in todo} - {job.key for job in left})
 
@@ -98,6 +95,8 @@ def run_jobs(
         run_side_by_side(left, folder, tell, workers, stop)
     else:
         for job in left:
+            if stop():
+                raise Interrupted("stopped between two jobs")
             execute(job, planner, folder, tell, workers=workers, stop=stop)
     return bool(left)
 
@@ -125,58 +124,9 @@ class Assembly:
             key, file = self._left[0]
             if file.exists():
                 content = metrics.read_from(file, self._read)
-                metrics.append(self._target, content.decode())
+                metrics.append(self._target, content)
                 self._read += len(content)
             if key not in self._finished:
                 return
             self._left.pop(0)
             self._read = 0
-
-
-def _environment(config: dict[str, Any], federation: Federation) -> dict[str, Any]:
-    import numpy
-    import torch
-
-    return {
-        "config": config,
-        "data": federation.fingerprint(),
-        "directory": str(Path.cwd()),
-        "seeds": config["seeds"],
-        "threads": {"cores": cores(), "torch_per_worker": 1},
-        "versions": {
-            "fedbn": __version__,
-            "numpy": numpy.__version__,
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-    }
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Refuse a run that is not the same any more; say what else changed."""
-    ignored = {"workers"}
-    changed = [k for k in _changed(before.get("config", {}), now["config"]) if k not in ignored]
-    if changed:
-        raise ConfigError(
-            f"the configuration changed since the run began: {', '.join(changed)}; "
-            "undo that, or start a new run"
-        )
-    data = _changed(before.get("data", {}), now["data"])
-    if data:
-        raise DataError(f"the data changed since the run began: client {', '.join(data)}")
-    versions = _changed(before.get("versions", {}), now["versions"])
-    if versions:
-        return [f"other versions than the run began with: {', '.join(versions)}"]
-    return []
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
-    found = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _changed(old, new, f"{above}{key}.")
-        elif old != new:
-            found.append(f"{above}{key}")
-    return found

@@ -114,6 +114,9 @@ class Experiment(Section):
     seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(
         [0, 1, 2], min_length=1, description="one run each"
     )
+    engine: Literal["auto", "plain", "batched"] = Field(
+        "auto", description="plain; or batched, which stacks small dense models of many clients"
+    )
     workers: int = Field(
         0, ge=0, le=1024, description="cores to use; 0 for all; never changes results"
     )

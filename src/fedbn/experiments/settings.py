@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedbn.core.method import Method
-from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked, placed
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.loading import PATHS, checked, placed
 from fedbn.experiments.schema import Experiment
 from fedbn.methods import parse_method
+from fedbn.runs.folder import folder_name
 
 DEFAULT = "default"
+_SECTIONS = ("training", "method", "data", "model", "evaluation")
+_MAX_SETTINGS = 10_000
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -46,16 +52,27 @@ def settings(experiment: Experiment) -> list[Setting]:
         >>> [s.name for s in settings(Experiment(sweep={"training": {"local_epochs": [1, 4]}}))]
         ['local_epochs=1', 'local_epochs=4']
     """
-    axes = dict(_axes(experiment.sweep))
-    if isinstance(experiment.method.mu, list):
-        axes["method.mu"] = experiment.method.mu
-    if not axes:
+    varied = axes(experiment)
+    if not varied:
         return [Setting(DEFAULT, experiment)]
+    if (count := math.prod(map(len, varied.values()))) > _MAX_SETTINGS:
+        raise ConfigError(f"sweep: {count:,} settings; legal are at most {_MAX_SETTINGS:,}")
     base = {**experiment.model_dump(exclude_unset=True), "sweep": {}}
-    return [
-        _setting(base, dict(zip(axes, values, strict=True)))
-        for values in itertools.product(*axes.values())
-    ]
+    found: dict[str, Setting] = {}
+    for values in itertools.product(*varied.values()):
+        setting = _setting(base, dict(zip(varied, values, strict=True)))
+        if setting.name in found:
+            raise ConfigError(f"sweep: two settings would be called {setting.name!r}")
+        found[setting.name] = setting
+    return list(found.values())
+
+
+def axes(experiment: Experiment) -> dict[str, list[Any]]:
+    """Map each key that varies to its values."""
+    found = dict(_axes(experiment.sweep))
+    if isinstance(experiment.method.mu, list):
+        found["method.mu"] = experiment.method.mu
+    return found
 
 
 def jobs(experiment: Experiment) -> list[Job]:
@@ -72,12 +89,27 @@ def jobs(experiment: Experiment) -> list[Job]:
                 alone = only_mu and parse_method(spec, {"mu": 1}) == parse_method(spec, {"mu": 2})
                 job = Job(method, Setting(DEFAULT, setting.experiment) if alone else setting, seed)
                 found.setdefault(job.key, job)
+    _check_folders(found)
     return list(found.values())
+
+
+def _check_folders(keys: Iterable[tuple[str, str, int]]) -> None:
+    """Refuse methods that would write into one folder, or into none that a disk takes."""
+    taken: dict[str, str] = {}
+    for method in dict.fromkeys(key[0] for key in keys):
+        name = folder_name(method)
+        if len(name.encode()) > _MAX_NAME:
+            raise ConfigError(f"method {method[:60]!r} ...: legal are at most {_MAX_NAME} bytes")
+        if name in taken:
+            raise ConfigError(f"methods {taken[name]!r} and {method!r} would share a folder")
+        taken[name] = method
 
 
 def _axes(sweep: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
     for key, value in sweep.items():
         path = f"{above}{key}"
+        if not above and key not in _SECTIONS:
+            raise ConfigError(f"sweep: {unknown('section', key, _SECTIONS)}")
         if isinstance(value, Mapping):
             yield from _axes(value, f"{path}.")
         elif isinstance(value, list) and value:
@@ -90,5 +122,12 @@ def _setting(base: Mapping[str, Any], values: Mapping[str, Any]) -> Setting:
     raw = dict(base)
     for key, value in values.items():
         raw = placed(raw, key, value)
-    name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    return Setting(re.sub(r"[^\w.=,+()\-]", "_", name), checked(raw, f"sweep {name}"))
+    name = ",".join(f"{key.rpartition('.')[2]}={_shown(key, v)}" for key, v in values.items())
+    name = re.sub(r"[^\w.=,+()\-]", "_", name)
+    if len(name.encode()) > _MAX_NAME:
+        raise ConfigError(f"sweep: a setting's name has at most {_MAX_NAME} bytes: {name[:60]} ...")
+    return Setting(name, checked(raw, f"sweep {name}"))
+
+
+def _shown(key: str, value: Any) -> Any:
+    return Path(value).name if key in PATHS and isinstance(value, str) else value

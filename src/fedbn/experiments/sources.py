@@ -45,7 +45,11 @@ def load_federation(section: DataSection) -> Federation:
     except FedbnError:
         raise
     except OSError as error:
-        raise DataError(f"data {name}: {error.strerror}: {error.filename}") from error
+        reason = error.strerror or " ".join(str(error).split())
+        raise DataError(f"data {name}: {reason}: {error.filename}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise DataError(f"data {name}: {reason}") from error
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
     return federation
@@ -109,6 +113,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) ->
     state = {_unwrapped(name, expected | aliases): value for name, value in weights.items()}
     state = {name: value for name, value in state.items() if name not in aliases}
     packed = layout.pack(state, where)
+    if name := packed.unusable():
+        raise ModelError(f"{where}: NaN or infinity in {name}")
     unwrap(model).load_state_dict(packed.state, strict=False)
 
 
@@ -121,7 +127,7 @@ def _unwrapped(name: str, expected: set[str]) -> str:
 
 def _options(build: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check options against a data set's signature."""
-    parameters = inspect.signature(build).parameters
+    parameters = _signature(build, where).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(given)
     if "path" in given and "path" not in parameters:
@@ -131,7 +137,7 @@ def _options(build: Callable[..., Any], given: Mapping[str, Any], where: str) ->
             raise ConfigError(
                 f"{where}: {unknown('option', f'data.{key}', [f'data.{p}' for p in parameters])}"
             )
-    hints = typing.get_type_hints(build)
+    hints = _hints(build)
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), ... if p.default is p.empty else p.default)
         for name, p in parameters.items()
@@ -147,10 +153,25 @@ def _options(build: Callable[..., Any], given: Mapping[str, Any], where: str) ->
     return dict(given)
 
 
+def _signature(build: Callable[..., Any], where: str) -> inspect.Signature:
+    try:
+        return inspect.signature(build)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}; expected a function or class of Python") from error
+
+
+def _hints(build: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the arguments; none where a user's names cannot be looked up."""
+    try:
+        return typing.get_type_hints(build)
+    except Exception:
+        return {}
+
+
 def _model_arguments(
     build: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-    signature = inspect.signature(build)
+    signature = _signature(build, f"model {name}")
     arguments = {key: value for key, value in given.items() if key in signature.parameters}
     try:
         signature.bind(**{**arguments, **args})

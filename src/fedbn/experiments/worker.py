@@ -7,23 +7,24 @@ a line each. When its input ends, because the parent is gone, it ends too.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
 import threading
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TextIO
 
-from fedbn.errors import FedbnError, Interrupted
+from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.events import Event, Key
 from fedbn.experiments.jobs import execute
 from fedbn.experiments.loading import checked
 from fedbn.experiments.plans import Planner
-from fedbn.experiments.settings import jobs
+from fedbn.experiments.settings import Job, jobs
 from fedbn.runs.folder import RunFolder
 
 STOP = "stop"
+log = logging.getLogger("fedbn")
 
 
 class Orders:
@@ -47,14 +48,16 @@ class Orders:
 
 def main(path: str) -> None:
     """Serve until the parent ends."""
+    if "FEDBN_DEBUG" in os.environ:
+        logging.basicConfig(level=logging.DEBUG)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what a user's model prints must not mix with the events
     orders = Orders(sys.stdin)
-    folder = RunFolder(path)
-    known = {job.key: job for job in jobs(checked(folder.read_request(), str(folder.config)))}
-    planner = Planner()
+    folder, planner = RunFolder(path), Planner()
+    sys.path.insert(0, str(folder.directory()))  # before the directory a run is resumed from
+    known: dict[Key, Job] = {}
 
     def tell(event: Event) -> None:
         events.write(event.to_line())
@@ -62,13 +65,24 @@ def main(path: str) -> None:
     while True:
         key = orders.jobs.get()
         try:
+            known = known or _jobs(folder)
             execute(known[key], planner, folder, tell, workers=1, stop=orders.stopping.is_set)
-        except FedbnError as error:
-            tell(Event("failed", key, text=str(error), exit_code=error.exit_code))
+        except Exception as error:
+            tell(_failure(key, error))
             if not isinstance(error, Interrupted):
-                return
+                os._exit(1)  # not by the interpreter's end, which waits for who reads the orders
+
+
+def _jobs(folder: RunFolder) -> dict[Key, Job]:
+    return {job.key: job for job in jobs(checked(folder.read_request(), str(folder.config)))}
+
+
+def _failure(key: Key, error: Exception) -> Event:
+    if isinstance(error, FedbnError):
+        return Event("failed", key, text=str(error), exit_code=error.exit_code)
+    log.debug("not foreseen", exc_info=error)
+    return Event("failed", key, text=unforeseen(error), exit_code=FedbnError.exit_code)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path.cwd()))
     main(sys.argv[1])

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from fedbn.results.style import colours, styled
+from fedbn.results.style import colours, plain, styled
 
 _Series = dict[str, dict[int, list[float]]]  # label of the method -> round -> values over seeds
 
@@ -21,6 +21,8 @@ _Series = dict[str, dict[int, list[float]]]  # label of the method -> round -> v
 def draw_curves(records: Sequence[Mapping[str, Any]], file: Path, title: str = "") -> None:
     """Draw one panel a client and one for their mean: the mean over seeds, shaded ± one std."""
     panels = _panels(records)
+    if not panels:
+        return
     labels = list(dict.fromkeys(label for series in panels.values() for label in series))
     palette = colours(labels)
     columns = min(3, len(panels))
@@ -40,7 +42,7 @@ def draw_curves(records: Sequence[Mapping[str, Any]], file: Path, title: str = "
             _panel(axis, name, series, palette)
         figure.supxlabel("round", fontsize=8)
         figure.supylabel("test accuracy (%)", fontsize=8)
-        handles = [Line2D([], [], color=palette[label], label=label) for label in labels]
+        handles = [Line2D([], [], color=palette[label], label=plain(label)) for label in labels]
         figure.legend(handles=handles, loc="outside upper center", ncols=len(labels))
         if title:
             figure.suptitle(title, fontsize=8, y=0)
@@ -65,7 +67,7 @@ def _panels(records: Sequence[Mapping[str, Any]]) -> dict[str, _Series]:
 
 
 def _panel(axis: Axes, name: str, series: _Series, palette: Mapping[str, str]) -> None:
-    axis.set_title(name, fontsize=8)
+    axis.set_title(plain(name), fontsize=8)
     for label, by_round in series.items():
         rounds = sorted(by_round)
         mean = np.array([np.mean(by_round[round]) for round in rounds])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -9,6 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+
+from fedbn.results.style import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +41,10 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedbn",
 }
 MOST_CLIENTS, MOST_CLASSES = 10, 20
+LONGEST_NAME, LONGEST_LINE, FLAT_SIGNS = 18, 110, 24
+"""Signs of a name and of a line; names of so few signs together need no slant."""
 WIDTH, ROW, CELL = 7.2, 0.5, 0.24
+INCHES_A_SIGN = 0.056
 
 
 def draw_data(survey: Mapping[str, Any], file: Path) -> Path:
@@ -50,45 +57,65 @@ def draw_data(survey: Mapping[str, Any], file: Path) -> Path:
     Returns:
         The file.
     """
-    shown = min(len(survey["clients"]), MOST_CLIENTS)
+    some = _some(survey)
+    shown = len(some["clients"])
     heights = [shown * ROW + 0.75, shown * CELL + 1.0]
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        # A script that the font does not have becomes boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=(WIDTH, sum(heights) + 0.25), layout="constrained")
         figure.suptitle(_title(survey, shown), fontsize=8, x=0.01, ha="left")
         parts: Any = figure.subfigures(2, 1, height_ratios=heights)
-        _draw_clients(parts[0], survey, shown)
-        _draw_matrices(parts[1], survey, shown)
+        _draw_clients(parts[0], some)
+        _draw_matrices(parts[1], some)
         file.parent.mkdir(parents=True, exist_ok=True)
         metadata = {"Date": None} if file.suffix == ".svg" else None
         figure.savefig(file, dpi=220, metadata=metadata)
     return file
 
 
+def _some(survey: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep ten clients at most, evenly spread: neighbours are likely to be of one domain."""
+    count = len(survey["clients"])
+    shown = min(count, MOST_CLIENTS)
+    chosen = [place * count // shown for place in range(shown)]
+    lists = ("clients", "train", "test", "histograms", "examples")
+    kept = {name: [survey[name][i] for i in chosen] for name in lists if survey[name]}
+    apart = [[survey["distances"][i][j] for j in chosen] for i in chosen]
+    return {**survey, **kept, "distances": apart}
+
+
 def _title(survey: Mapping[str, Any], shown: int) -> str:
     clients, shape = len(survey["clients"]), "×".join(map(str, survey["shape"]))
     some = f" ({shown} shown)" if shown < clients else ""
     facts = f"{clients} clients{some}, {len(survey['classes'])} classes, samples of {shape}"
-    return "\n".join([f"{survey['name']}: {facts}", *survey["remarks"]])
+    lines = [f"{survey['name']}: {facts}", *survey["remarks"]]
+    return plain("\n".join(textwrap.fill(line, LONGEST_LINE) for line in lines))
 
 
-def _draw_clients(figure: SubFigure, survey: Mapping[str, Any], shown: int) -> None:
+def _short(name: str) -> str:
+    whole = "".join(sign if sign.isprintable() else "?" for sign in name)
+    return plain(whole if len(whole) <= LONGEST_NAME else f"{whole[: LONGEST_NAME - 1]}…")
+
+
+def _draw_clients(figure: SubFigure, survey: Mapping[str, Any]) -> None:
     """One row a client: its pictures to the left where it has some, its histogram to the right."""
-    pictures = survey["examples"]
+    pictures, shown = survey["examples"], len(survey["clients"])
     columns = max((len(examples) for examples in pictures), default=0)
     widths = [columns, max(3.0, columns * 0.45)] if pictures else [1.0]
     grid = figure.subplots(
         shown, len(widths), squeeze=False, width_ratios=widths, gridspec_kw={"hspace": 0.04}
     )
-    for row, name in enumerate(survey["clients"][:shown]):
+    for row, name in enumerate(survey["clients"]):
         _draw_histogram(grid[row, -1], survey, row, last=row == shown - 1)
         if pictures:
             _draw_examples(grid[row, 0], pictures[row], columns)
-        grid[row, 0].set_ylabel(name, rotation=0, ha="right", va="center")
+        grid[row, 0].set_ylabel(_short(name), rotation=0, ha="right", va="center")
     if pictures:
         grid[0, 0].set_title("a  Examples")
     grid[0, -1].set_title("b  Pixel values" if pictures else "a  Values")
-    grid[-1, -1].set_xlabel(f"value, in {survey['samples']} samples (cube-root scale)")
-    _legend(figure, survey["histograms"][:shown])
+    grid[-1, -1].set_xlabel(f"value, in up to {survey['samples']} samples\n(cube-root scale)")
+    _legend(figure, survey["histograms"])
 
 
 def _draw_examples(axes: Axes, examples: Any, columns: int) -> None:
@@ -132,22 +159,24 @@ def _legend(figure: SubFigure, histograms: Sequence[Mapping[str, Any]]) -> None:
         figure.legend(handles=keys, ncols=len(keys), **place)
 
 
-def _draw_matrices(figure: SubFigure, survey: Mapping[str, Any], shown: int) -> None:
+def _draw_matrices(figure: SubFigure, survey: Mapping[str, Any]) -> None:
     classes = min(len(survey["classes"]), MOST_CLASSES)
-    counts, apart = figure.subplots(1, 2, width_ratios=[max(classes, 4) + 2, max(shown, 4)])
+    widths = [1.4 * max(classes, 4), max(len(survey["clients"]), 4)]
+    counts, apart = figure.subplots(1, 2, width_ratios=widths)
+    inches = [0.8 * WIDTH * width / sum(widths) for width in widths]
     letter = "cd" if survey["examples"] else "bc"
-    names = survey["clients"][:shown]
-    train, test = (np.asarray(survey[part])[:shown, :classes] for part in ("train", "test"))
+    names = survey["clients"]
+    train, test = (np.asarray(survey[part])[:, :classes] for part in ("train", "test"))
     texts = [
         [f"{a}+{b}" for a, b in zip(*rows, strict=True)] for rows in zip(train, test, strict=True)
     ]
-    _draw_matrix(counts, train, texts, names, survey["classes"][:classes])
+    _draw_matrix(counts, train, texts, names, survey["classes"][:classes], inches[0])
     some = "" if classes == len(survey["classes"]) else f" (first {classes} classes)"
     counts.set_title(f"{letter[0]}  Training + test samples a class{some}")
-    far = np.asarray(survey["distances"])[:shown, :shown]
-    _draw_matrix(apart, far, [[f"{d:.2f}" for d in row] for row in far], names, names)
+    far = np.asarray(survey["distances"])
+    _draw_matrix(apart, far, [[f"{d:.2f}" for d in row] for row in far], names, names, inches[1])
     apart.set_title(f"{letter[1]}  Fréchet distance")
-    apart.set_xlabel("diagonal: halves of one client")
+    apart.set_xlabel("diagonal: halves\nof one client")
 
 
 def _draw_matrix(
@@ -156,15 +185,20 @@ def _draw_matrix(
     texts: Sequence[Sequence[str]],
     rows: Sequence[str],
     columns: Sequence[str],
+    inches: float,
 ) -> None:
+    """Draw values as shades with texts on them, as small as the width of a cell demands."""
     top = float(np.nanmax(values, initial=0)) or 1.0
     axes.imshow(values, cmap="Blues", vmin=0, vmax=1.3 * top, aspect="auto")
-    axes.set_yticks(range(len(rows)), rows)
+    axes.set_yticks(range(len(rows)), [_short(name) for name in rows])
     slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    short = max(map(len, columns)) <= 3
-    axes.set_xticks(range(len(columns)), columns, **({} if short else slanted))
+    names = [_short(name) for name in columns]
+    flat = max(map(len, names)) * len(names) <= FLAT_SIGNS
+    axes.set_xticks(range(len(names)), names, **({} if flat else slanted))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    longest = max(len(text) for line in texts for text in line)
+    size = min(5.8, 5.8 * inches / len(columns) / (INCHES_A_SIGN * longest))
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
             dark = values[row][column] > 0.75 * top
@@ -174,6 +208,6 @@ def _draw_matrix(
                 text,
                 ha="center",
                 va="center",
-                fontsize=5.8,
+                fontsize=size,
                 color="white" if dark else "black",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,9 +38,20 @@ _RC: dict[Any, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the common style."""
-    with plt.rc_context(_RC):
+    """Draw in the common style; a script that the font does not have becomes boxes, unsaid."""
+    with plt.rc_context(_RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
+
+
+def plain(text: str) -> str:
+    r"""Keep a name from being read as mathematics.
+
+    Example:
+        >>> plain("$site$")
+        '\\$site\\$'
+    """
+    return text.replace("$", r"\$")
 
 
 def colours(names: list[str]) -> dict[str, str]:

@@ -105,13 +105,16 @@ def _scores(own: Sequence[Record], report: str) -> dict[str, float]:
         for r in tests
         if r["round"] == round
     }
+    unscored = {r["client"] for r in own if r["client"] != "all"} - at.keys()
+    if unscored or not at:
+        return at  # a mean without one of the clients would not be that of the others
     return {**at, MEAN: statistics.fmean(at.values())}
 
 
 def _best_round(own: Sequence[Record]) -> int:
-    """The earliest round with the highest mean validation accuracy."""
+    """The earliest round with the highest mean validation accuracy; 0 where none was scored."""
     scores = _validation(own)
-    return max(scores, key=lambda round: (scores[round], -round))
+    return max(scores, key=lambda round: (scores[round], -round), default=0)
 
 
 def _validation(own: Sequence[Record]) -> dict[int, float]:
@@ -147,7 +150,8 @@ def _valid_score(
     for (m, s, _), own in runs.items():
         if (m, s) == (method, setting):
             scores = _validation(own)
-            found.append(scores[_best_round(own) if report == "best" else max(scores)])
+            round = _best_round(own) if report == "best" else max(scores, default=0)
+            found.append(scores.get(round, 0.0))
     return statistics.fmean(found)
 
 

@@ -24,13 +24,14 @@ _KEEP = 2
 _NAME = re.compile(r"round-(\d{6,})")
 
 
-def save(folder: Path, state: RunState, facts: Mapping[str, Any]) -> None:
+def save(folder: Path, state: RunState, facts: Mapping[str, Any], keep: int | None = _KEEP) -> None:
     """Write a checkpoint beside the job's earlier ones, and keep the last two.
 
     Args:
         folder: The job's folder.
         state: What to save.
         facts: What else the manifest should hold.
+        keep: How many checkpoints stay; None for all.
     """
     final = folder / f"round-{state.round:06d}"
     temporary = folder / f".{final.name}.tmp"
@@ -48,7 +49,7 @@ def save(folder: Path, state: RunState, facts: Mapping[str, Any]) -> None:
             shutil.rmtree(final)
         temporary.rename(final)
         sync_folder(folder)
-        for _, old in rounds(folder)[_KEEP:]:
+        for _, old in rounds(folder)[keep:] if keep else ():
             shutil.rmtree(old)
 
 
@@ -97,14 +98,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def whole_round(folder: Path) -> int:
-    """The newest round whose checkpoint has all its bytes; 0 where there is none."""
+    """The newest round whose checkpoint has all its bytes; 0 where none was ever written.
+
+    Raises:
+        DamagedRun: There are checkpoints, and none is whole.
+    """
+    damaged: list[str] = []
     for number, path in rounds(folder):
         try:
             for name, digest in read_manifest(path)["files"].items():
                 _verified(path / name, digest)
             return number
-        except DamagedRun:
-            continue
+        except DamagedRun as error:
+            damaged.append(str(error))
+    _check_any_left(damaged)
     return 0
 
 
@@ -123,9 +130,13 @@ def newest(folder: Path, like: RunState) -> tuple[RunState | None, list[str]]:
             return load(path, like), damaged
         except DamagedRun as error:
             damaged.append(str(error))
+    _check_any_left(damaged)
+    return None, []
+
+
+def _check_any_left(damaged: list[str]) -> None:
     if damaged:
         raise DamagedRun("; ".join(damaged) + "; no whole checkpoint is left")
-    return None, []
 
 
 def _contents(state: RunState) -> dict[str, State]:

@@ -15,11 +15,16 @@ from fedbn.errors import FedbnError
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as a whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_name(path)
     with explained(path):
         write_through(temporary, content)
         temporary.replace(path)
         sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def write_through(path: Path, content: bytes) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 from filelock import FileLock, Timeout
 
 from fedbn.errors import ConfigError, DamagedRun, FedbnError
-from fedbn.runs.files import explained, to_json, write_atomically
+from fedbn.runs.files import explained, temporary_name, to_json, write_atomically
+
+T = TypeVar("T")
 
 
 class RunFolder:
@@ -31,31 +33,47 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
         self.curves = self.path / "curves.png"
+        self.lock = self.path / "run.lock"
 
     def job(self, method: str, setting: str, seed: int) -> Path:
         """The folder of one job."""
-        return self.path / "checkpoints" / _file_name(method) / _file_name(setting) / f"seed-{seed}"
+        return (
+            self.path / "checkpoints" / folder_name(method) / folder_name(setting) / f"seed-{seed}"
+        )
 
-    def begin(self, request: Mapping[str, Any]) -> bool:
-        """Make the folder and put the request into it; False where the folder was there, empty."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def begin(self, request: Mapping[str, Any]) -> list[Path]:
+        """Make the folder and put the request into it; returns the folders that were made."""
+        with explained(self.path):
+            self._check_empty()
+            made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+        content = {"directory": str(Path.cwd()), "request": request}
+        try:
+            write_atomically(self.request, tomli_w.dumps(content).encode())
+        except FedbnError:
+            self.abandon(made)
+            raise
+        return made
+
+    def _check_empty(self) -> None:
+        if not self.path.exists():
+            return
+        left_over = temporary_name(self.request)  # by a kill between two instructions
+        if not self.path.is_dir() or any(path != left_over for path in self.path.iterdir()):
             raise ConfigError(
                 f"--out {self.path} is not empty; choose another folder, or continue it with "
                 f"`fedbn resume {self.path}`"
             )
-        made = not self.path.exists()
-        with explained(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        content = {"directory": str(Path.cwd()), "request": request}
-        write_atomically(self.request, tomli_w.dumps(content).encode())
-        return made
 
-    def abandon(self, made: bool) -> None:
+    def abandon(self, made: Sequence[Path]) -> None:
         """Undo `begin`: nothing is left of a request that was refused."""
-        self.request.unlink(missing_ok=True)
-        self.path.joinpath("run.lock").unlink(missing_ok=True)
-        if made:
-            self.path.rmdir()
+        with suppress(FedbnError, OSError), self.locked():
+            for file in (self.request, self.environment, self.config):
+                file.unlink(missing_ok=True)
+                temporary_name(file).unlink(missing_ok=True)
+            self.lock.unlink(missing_ok=True)
+            for folder in made:
+                folder.rmdir()
 
     def commit(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Put the checked configuration in place of the request."""
@@ -68,41 +86,46 @@ class RunFolder:
         if self.config.is_file():
             return _toml(self.config)
         if self.request.is_file():
-            return dict(_toml(self.request)["request"])
+            return dict(self._request("request", dict))
         raise ConfigError(f"{self.path}: no run here (no config.toml); start one with `fedbn run`")
 
     def directory(self) -> Path:
         """Where the run was started: a user's own modules are imported from there."""
         if self.request.is_file():
-            return Path(_toml(self.request)["directory"])
+            return Path(self._request("directory", str))
         return Path(self.read_environment().get("directory", "."))
+
+    def _request(self, key: str, kind: type[T]) -> T:
+        value = _toml(self.request).get(key)
+        if not isinstance(value, kind):
+            raise DamagedRun(f"{self.request}: damaged (no {key})")
+        return value
 
     def read_environment(self) -> dict[str, Any]:
         """Read what the run was begun with; empty where it was not begun yet."""
         if not self.environment.is_file():
             return {}
         try:
-            found: dict[str, Any] = json.loads(self.environment.read_bytes())
-            return found
-        except ValueError as error:
+            return dict(json.loads(self.environment.read_bytes()))
+        except (ValueError, TypeError, OSError) as error:
             raise DamagedRun(f"{self.environment}: damaged") from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder; the system lets go of it when the process ends, however it ends."""
-        lock = FileLock(self.path / "run.lock", timeout=0)
-        try:
-            with explained(self.path):
+        lock = FileLock(self.lock, timeout=0)
+        with explained(self.path):
+            try:
                 lock.acquire()
-        except Timeout as error:
-            raise FedbnError(f"{self.path} is in use by another process") from error
+            except Timeout as error:  # an OSError itself
+                raise FedbnError(f"{self.path} is in use by another process") from error
         try:
             yield
         finally:
             lock.release()
 
 
-def _file_name(text: str) -> str:
+def folder_name(text: str) -> str:
     """Make a folder's name of a method or setting as the user wrote it."""
     return re.sub(r"[^\w.=,+() \-]", "_", text).strip(". ") or "_"
 

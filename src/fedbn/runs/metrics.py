@@ -19,20 +19,27 @@ def line(record: Record) -> str:
     return json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def append(file: Path, text: str) -> None:
+def append(file: Path, content: bytes) -> None:
     """Add lines at the end of a file and wait until they are on disk."""
-    with explained(file), file.open("a", encoding="utf-8") as stream:
-        stream.write(text)
+    with explained(file), file.open("ab") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
 
 
 def keep_until(file: Path, round: int) -> None:
-    """Drop the records of later rounds, and a last line that a crash cut off."""
-    if not file.exists():
-        return
-    kept = [text for text, record in _lines(file) if record["round"] <= round]
-    write_atomically(file, "".join(kept).encode())
+    """Drop the records of later rounds, and a last line that a crash cut off.
+
+    Raises:
+        DamagedRun: Records of a round before are not there, though its checkpoint came after them.
+    """
+    lines = list(_lines(file)) if file.exists() else []
+    missing = set(range(1, round + 1)) - {record["round"] for _, record in lines}
+    if missing:
+        raise DamagedRun(f"{file}: the records of round {min(missing)} are missing")
+    if file.exists():
+        kept = [text for text, record in lines if record["round"] <= round]
+        write_atomically(file, "".join(kept).encode())
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -41,19 +48,19 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def read_from(file: Path, offset: int) -> bytes:
-    """Read what was appended behind an offset."""
+    """Read the whole lines that were appended behind an offset."""
     with file.open("rb") as stream:
         stream.seek(offset)
-        return stream.read()
+        content = stream.read()
+    return content[: content.rfind(b"\n") + 1]
 
 
 def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    text = file.read_text(encoding="utf-8", errors="replace")
-    lines = text.splitlines(keepends=True)
+    *lines, _cut_off = file.read_bytes().split(b"\n")
     for number, each in enumerate(lines, 1):
         try:
-            yield each, json.loads(each)
-        except ValueError as error:
-            if number == len(lines):
-                return
+            text = each.decode()
+            record = json.loads(text)
+            yield f"{text}\n", {**record, "round": int(record["round"])}
+        except (ValueError, TypeError, KeyError) as error:
             raise DamagedRun(f"{file}, line {number}: not a record") from error

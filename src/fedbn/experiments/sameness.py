@@ -1,0 +1,84 @@
+"""Whether a run that is resumed is still the run that was begun."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbn._version import __version__
+from fedbn.engines.crews import cores
+from fedbn.errors import ConfigError, DamagedRun, DataError
+from fedbn.experiments.plans import Planner
+from fedbn.experiments.settings import Job
+
+_FREE = {"workers"}  # changes no result
+
+
+def environment_of(
+    config: Mapping[str, Any], todo: Sequence[Job], planner: Planner, directory: Path
+) -> dict[str, Any]:
+    """Collect what a run's result depends on, and what helps to explain one.
+
+    Args:
+        config: The resolved configuration.
+        todo: The jobs, planned already.
+        planner: Holds their data.
+        directory: Where the run was started.
+    """
+    import numpy
+    import torch
+
+    return {
+        "config": config,
+        "data": planner.fingerprint(),
+        "directory": str(directory),
+        "seeds": config["seeds"],
+        "threads": {"cores": cores(), "torch_per_worker": 1},
+        "versions": {
+            "fedbn": __version__,
+            "numpy": numpy.__version__,
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "weights": _weights(todo),
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Refuse a run that is not the same any more; say what else changed."""
+    if not isinstance(before.get("config"), Mapping):
+        raise DamagedRun("environment.json is missing or damaged: the run cannot be compared")
+    now = json.loads(json.dumps(now))
+    if changed := [k for k in _changed(before["config"], now["config"]) if k not in _FREE]:
+        raise ConfigError(
+            f"the configuration changed since the run began: {', '.join(changed)}; "
+            "undo that, or start a new run"
+        )
+    if data := _changed(before.get("data", {}), now["data"]):
+        raise DataError(f"the data changed since the run began: client {', '.join(data)}")
+    if weights := _changed(before.get("weights", {}), now["weights"]):
+        raise ConfigError(f"model.weights changed since the run began: {', '.join(weights)}")
+    if versions := _changed(before.get("versions", {}), now["versions"]):
+        return [f"other versions than the run began with: {', '.join(versions)}"]
+    return []
+
+
+def _weights(todo: Sequence[Job]) -> dict[str, str]:
+    files = dict.fromkeys(job.setting.experiment.model.weights for job in todo)
+    return {f: hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files if f}
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
+    found = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _changed(old, new, f"{above}{key}.")
+        elif old != new:
+            found.append(f"{above}{key}")
+    return found

@@ -1,0 +1,202 @@
+"""Data that cannot be trained on: client and sample named, exit code 4, nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commanding import call, write_sites
+
+Arrays = dict[str, Any]
+
+
+def put(key: str, index: int, value: float) -> Callable[[Arrays], None]:
+    def change(content: Arrays) -> None:
+        content[key][index] = value
+
+    return change
+
+
+def cut(n: int, *keys: str) -> Callable[[Arrays], None]:
+    def change(content: Arrays) -> None:
+        for key in keys:
+            content[key] = content[key][:n]
+
+    return change
+
+
+def become(key: str, make: Callable[[Any], Any]) -> Callable[[Arrays], None]:
+    def change(content: Arrays) -> None:
+        content[key] = make(content[key])
+
+    return change
+
+
+def without(key: str) -> Callable[[Arrays], None]:
+    return lambda content: content.pop(key)
+
+
+DATA = {
+    "empty client": (cut(0, "train_x", "train_y"), "client b, train: no samples"),
+    "empty test split": (cut(0, "test_x", "test_y"), "client b, test: no samples"),
+    "one sample": (cut(1, "train_x", "train_y"), "client b: 1 training sample"),
+    "lengths differ": (cut(9, "train_y"), "client b, train: 16 samples but 9 labels"),
+    "NaN": (put("train_x", 7, np.nan), "client b, train: NaN in sample 7"),
+    "infinity": (put("test_x", 3, np.inf), "client b, test: infinity in sample 3"),
+    "negative label": (put("train_y", 4, -100), "client b, train: label -100 of sample 4"),
+    "shapes differ": (become("train_x", lambda x: x[:, :5]), "client b, train: samples of shape"),
+    "flat samples": (become("train_x", lambda x: x[:, 0]), "b.npz, train: samples of shape (16,)"),
+    "labels that are text": (become("train_y", lambda y: y.astype(str)), "labels of dtype <U"),
+    "labels that are fractions": (become("train_y", lambda y: y + 0.5), "labels of dtype float64"),
+    "complex samples": (become("train_x", lambda x: x * 1j), "samples of dtype complex"),
+    "no labels": (without("test_y"), "b.npz: no test_y or test_labels; it has train_x"),
+    "pickled objects": (become("train_x", lambda x: np.array([{}, {}])), "pickled objects"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), DATA.values(), ids=DATA)
+def test_bad_arrays_are_named_and_nothing_is_written(
+    change: Callable[[Arrays], None], said: str, tmp_path: Path
+) -> None:
+    sites = write_sites(tmp_path / "sites", change=change)
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert said in answer.line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_outside_the_named_classes(tmp_path: Path) -> None:
+    def change(content: Arrays) -> None:
+        content["train_y"][5] = 2
+
+    sites = write_sites(tmp_path / "sites", "a", _with_classes("cat", "dog"))
+    write_sites(sites, "ab"[1:], lambda c: (_with_classes("cat", "dog")(c), change(c)))
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert "client b, train: label 2 of sample 5: legal are 0 to 1" in answer.line
+
+
+def _with_classes(*names: str) -> Callable[[Arrays], None]:
+    return lambda content: content.update(classes=np.array(names))
+
+
+@pytest.mark.parametrize("second", [("dog", "cat"), ("cat", "cow"), ("cat", "dog", "cow")])
+def test_class_names_or_their_order_differ(second: tuple[str, ...], tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", "a", _with_classes("cat", "dog"))
+    write_sites(sites, "b", _with_classes(*second))
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert "b.npz" in answer.line
+    assert "differ in name or order" in answer.line
+
+
+def test_a_class_absent_at_one_client_is_only_a_warning(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", change=become("train_y", np.zeros_like))
+    answer = call("run", "--data", sites, "--model", "mlp", "--dry-run")
+    assert answer.code == 0
+    assert "client b has no training sample of class 1" in answer.err
+
+
+def test_warnings_are_heard_in_a_run_too(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", change=become("train_y", np.zeros_like))
+    small = ("--model", "mlp", "--rounds", 1, "--seed", 0, "--method", "fedbn")
+    answer = call("run", "--data", sites, *small, "--out", tmp_path / "out")
+    assert answer.code == 0
+    assert "client b has no training sample of class 1" in answer.err
+    assert "client b" not in answer.out
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # numpy's own, of a cut-off zip file
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "damaged or not an npz"),
+        (b"PK\x03\x04 and no more", "damaged or not an npz"),
+        (b"\x80\x04K\x01.", "pickled"),
+    ],
+    ids=["empty", "cut off", "a pickle"],
+)
+def test_a_file_that_is_no_npz(content: bytes, said: str, tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites")
+    (sites / "b.npz").write_bytes(content)
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert str(sites / "b.npz") in answer.line
+    assert said in answer.line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bit_of_an_npz_is_flipped(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites")
+    content = bytearray((sites / "b.npz").read_bytes())
+    content[200] ^= 1
+    (sites / "b.npz").write_bytes(content)
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert (answer.code, "b.npz" in answer.line) == (4, True)
+
+
+def test_no_clients_and_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in ("empty", "missing"):
+        answer = call("run", "--data", f"{tmp_path}/{path}/", "--out", tmp_path / "out")
+        assert answer.code == 4
+        assert path in answer.line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_newline_in_a_client_name_is_refused_on_one_line(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", ["a", "b\nfedbn: all is well"])
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert r"b\nfedbn: all is well" in answer.line
+
+
+OWN = """
+import torch
+from fedbn import Client, Federation, Split
+
+def _client(name):
+    split = Split(torch.randn(8, 6), torch.arange(8) % 2)
+    return Client(name, name, split, {name: split})
+
+def climbs():
+    return Federation("mine", (_client("a"), _client("../../b")), ("x", "y"))
+
+def twice():
+    return Federation("mine", (_client("a"), _client("a")), ("x", "y"))
+
+def nobody():
+    return Federation("mine", (), ("x", "y"))
+
+def raises():
+    raise ValueError("the scanner\\nis off")
+
+def reads():
+    open("not there")
+
+def gives():
+    return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("climbs", 4, "client name '../../b'"),
+        ("twice", 4, "two clients are called 'a'"),
+        ("nobody", 4, "no clients"),
+        ("raises", 4, "ValueError: the scanner is off"),
+        ("reads", 4, "No such file or directory: not there"),
+        ("gives", 3, "gives a int, not a Federation"),
+    ],
+)
+def test_a_users_own_data_set(name: str, code: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "own_sites.py").write_text(OWN)
+    answer = call("run", "--data", f"own_sites:{name}", "--out", "out", cwd=tmp_path)
+    assert answer.code == code
+    assert said in answer.line
+    assert not (tmp_path / "out").exists()

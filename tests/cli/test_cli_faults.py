@@ -1,0 +1,196 @@
+"""What goes wrong in the middle of a run: named, a documented exit code, finished rounds kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from commanding import bits, call, newest, records, write_sites
+
+# Client b's features are ten times those of a: a model can tell whose batch it sees.
+OWN = """
+import torch
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self, what, loud):
+        super().__init__()
+        self.what, self.loud = what, loud
+
+    def forward(self, x):
+        if self.training and len(x) > 2 and x.abs().max() > self.loud:
+            if self.what == "raises":
+                raise RuntimeError("CUDA error:\\nout of patience")
+            return x * float(self.what)
+        return x
+
+def net(what, loud=10.0):
+    return nn.Sequential(Odd(what, loud), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+class Breaks(nn.Sequential):
+    def __deepcopy__(self, memory):
+        raise RuntimeError("one\\nonly")
+
+class Unscored(nn.Sequential):
+    def forward(self, x):
+        if not self.training and len(x) > 2 and x.abs().max() > 10:
+            raise KeyError("scoring")
+        return super().forward(x)
+
+def unscored():
+    return Unscored(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+def breaks():
+    return Breaks(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+"""
+ASKED = ("--rounds", 2, "--seed", 0, "--out", "out", "--workers", 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("raises", "RuntimeError: CUDA error: out of patience"),
+        ("nan", "its update has NaN or infinity in "),
+        ("inf", "its update has NaN or infinity in "),
+    ],
+)
+def test_one_client_fails_and_the_round_goes_on(
+    what: str, reason: str, sites: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text(OWN)
+    asked = ("--model", "odd:net", "--set", f'model.args.what="{what}"', "--method", "fedavg")
+    answer = call("run", "--data", sites, *asked, *ASKED, cwd=tmp_path)
+    assert answer.code == 0
+    for round in (1, 2):
+        assert f"fedavg seed 0: round {round}: b: {reason}" in answer.err
+    found = records(tmp_path / "out" / "metrics.jsonl")
+    refused = {(r["round"], r["client"]) for r in found if r["metric"] == "refused"}
+    assert refused == {(1, "b"), (2, "b")}
+    shared = load_file(newest(tmp_path / "out", "fedavg") / "shared.safetensors")
+    assert all(torch.isfinite(value).all() for value in shared.values())
+
+
+@pytest.mark.parametrize("report", ["last", "best"])
+def test_a_client_that_cannot_be_scored_has_no_number_and_there_is_no_mean(
+    report: str, sites: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.py").write_text(OWN)
+    asked = ("--model", "odd:unscored", "--method", "fedbn", "--set", f"evaluation.report={report}")
+    asked += ("--set", "evaluation.validation=0.25")
+    answer = call("run", "--data", sites, *asked, *ASKED, cwd=tmp_path)
+    assert answer.code == 0
+    assert "round 1: b: cannot be scored" in answer.err
+    head, row = answer.out.splitlines()
+    assert dict(zip(head.split()[3:], row.split()[1:], strict=True)).get("mean", "–") == "–"
+
+
+def test_the_update_of_a_client_that_fails_changes_nothing(sites: Path, tmp_path: Path) -> None:
+    """FedAvg with a refused second client is the first client alone."""
+    (tmp_path / "odd.py").write_text(OWN)
+    asked = ("--model", "odd:net", "--set", 'model.args.what="nan"', "--method", "fedavg")
+    assert call("run", "--data", sites, *asked, *ASKED, cwd=tmp_path).code == 0
+    alone = write_sites(tmp_path / "alone", "a")
+    again = [*ASKED[:4], "--out", "alone_out", "--workers", 1]
+    assert call("run", "--data", alone, *asked, *again, cwd=tmp_path).code == 0
+    first, second = (
+        (newest(tmp_path / run, "fedavg") / "shared.safetensors").read_bytes()
+        for run in ("out", "alone_out")
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.args.loud=0"], "0 of 2 clients gave a usable update, training.min_clients = 1"),
+        (["training.min_clients=2"], "1 of 2 clients gave a usable update"),
+    ],
+    ids=["all fail", "fewer than asked for"],
+)
+def test_too_few_clients(settings: list[str], said: str, sites: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(OWN)
+    asked = ["--model", "odd:net", "--set", 'model.args.what="raises"', "--method", "fedbn"]
+    for setting in settings:
+        asked += ["--set", setting]
+    answer = call("run", "--data", sites, *asked, *ASKED, cwd=tmp_path)
+    assert answer.code == 5
+    last = answer.err.splitlines()[-1]
+    assert said in last
+    assert "b: RuntimeError: CUDA error: out of patience" in last
+
+
+def test_pooled_data_is_one_client_whatever_the_least_number(sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--method", "centralized", "--set", "training.min_clients=2")
+    answer = call("run", "--data", sites, *asked, *ASKED, cwd=tmp_path)
+    assert answer.code == 0
+    assert answer.out.splitlines()[0].split()[3:] == ["a", "b", "mean"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_nobody_foresaw_is_one_line(workers: int, sites: Path, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(OWN)
+    asked = ("--model", "odd:breaks", "--method", "fedbn", "--method", "fedavg")
+    answer = call("run", "--data", sites, *asked, *ASKED, "--workers", workers, cwd=tmp_path)
+    assert answer.code == 1
+    assert "RuntimeError: one only (--debug shows where)" in answer.err.splitlines()[-1]
+    assert "Traceback" not in answer.err
+    assert (tmp_path / "out" / "config.toml").exists()  # what there is stays
+
+
+class FullDisk:
+    """A disk that is full for files of one name, from the n-th time on that one is written."""
+
+    def __init__(self, name: str, after: int, monkeypatch: pytest.MonkeyPatch):
+        self._name, self._left = name, after
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, handle: int) -> None:
+        if self._name in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            self._left -= 1
+            if self._left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fsync(handle)
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("fedbn/default/seed-0/metrics.jsonl", 2), ("local/b.safetensors", 4), ("manifest.json", 3)],
+    ids=["at a metrics line", "at a checkpoint", "at its manifest"],
+)
+def test_a_full_disk_loses_no_finished_round(
+    name: str, after: int, finished: Path, sites: Path, tmp_path: Path
+) -> None:
+    asked = ("--model", "mlp", "--rounds", 3, "--seed", 0, "--workers", 1)
+    asked += ("--method", "fedavg", "--method", "fedbn", "--out", tmp_path / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(name, after, patch)
+        answer = call("run", "--data", sites, *asked)
+    assert answer.code == 1
+    assert "the disk is full; completed rounds are saved: make room" in answer.err.splitlines()[-1]
+    assert "Traceback" not in answer.err
+    assert call("resume", tmp_path / "out").code == 0
+    assert bits(tmp_path / "out") == bits(finished)
+
+
+@pytest.mark.parametrize("name", ["request.toml", "environment.json", "config.toml"])
+def test_a_disk_full_from_the_start_leaves_nothing(name: str, sites: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(name, 0, patch)
+        answer = call("run", "--data", sites, "--model", "mlp", "--out", tmp_path / "made" / "out")
+    assert answer.code == 1
+    assert "the disk is full" in answer.line
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_picture_that_cannot_be_written(finished: Path) -> None:
+    (finished / "curves.png").unlink()
+    (finished / "curves.png").mkdir()
+    answer = call("resume", finished)
+    assert answer.code == 1
+    assert "cannot write" in answer.line

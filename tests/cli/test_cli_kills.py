@@ -1,0 +1,218 @@
+"""Kills and signals at any instant: resumed, a run ends with the same bits (F01 to F06, F61)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commanding import Processes, bits, call, children, end, newest, running, until
+
+# A model whose training waits, at one step of a chosen round, until a file is gone.
+GATE = """
+import os, threading, time
+from pathlib import Path
+from torch import nn
+
+HERE = Path(__file__).parent
+steps = 0
+
+class Gate(nn.Module):
+    def forward(self, x):
+        global steps
+        if self.training and len(x) > 2:
+            steps += 1
+            if steps == 3 and (HERE / "shut").exists():  # the first step of round 2, of two clients
+                (HERE / f"waiting-{os.getpid()}").touch()
+                while (HERE / "shut").exists():
+                    time.sleep(0.005)
+        return x
+
+def net(classes):
+    return nn.Sequential(Gate(), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+"""
+ASKED = ("--model", "gate:net", "--rounds", 4, "--seed", 0, "--method", "fedavg")
+ASKED += ("--method", "fedbn", "--set", "training.batch_size=full")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A directory with the gated model, the gate shut."""
+    (tmp_path / "gate.py").write_text(GATE)
+    (tmp_path / "shut").touch()
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, sites: Path) -> dict[str, bytes]:
+    home = tmp_path_factory.mktemp("uninterrupted")
+    (home / "gate.py").write_text(GATE)
+    answer = call("run", "--data", sites, *ASKED, "--workers", 1, "--out", "run", cwd=home)
+    assert answer.code == 0, answer.err
+    return bits(home / "run")
+
+
+def waiting(home: Path, workers: int) -> Callable[[], bool]:
+    """Whether the training of so many processes has come to the gate."""
+    return lambda: len(list(home.glob("waiting-*"))) == workers
+
+
+def resumed(home: Path) -> dict[str, bytes]:
+    (home / "shut").unlink(missing_ok=True)
+    answer = call("resume", home / "run", "--workers", 1)
+    assert answer.code == 0, answer.err
+    return bits(home / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 2)],
+    ids=["Ctrl-C", "SIGTERM, with workers"],
+)
+def test_one_signal_saves_the_round(
+    number: int,
+    workers: int,
+    home: Path,
+    sites: Path,
+    processes: Processes,
+    uninterrupted: dict[str, bytes],
+) -> None:
+    asked = ("run", "--data", sites, *ASKED, "--workers", workers, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until(waiting(home, workers), process)
+    process.send_signal(number)
+    until(lambda: "stopping after this round" in (home / "stderr").read_text(), process)
+    (home / "shut").unlink()
+    assert process.wait(60) == 130
+    last = (home / "stderr").read_text().splitlines()[-1]
+    assert last.startswith("fedbn: stopped after round ")
+    assert last.endswith("continue with `fedbn resume run`")
+    assert newest(home / "run", "fedavg").name >= "round-000002"
+    assert resumed(home) == uninterrupted
+
+
+def test_two_signals_stop_at_once(
+    home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
+) -> None:
+    asked = ("run", "--data", sites, *ASKED, "--workers", 1, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until(waiting(home, 1), process)
+    process.send_signal(signal.SIGINT)
+    until(lambda: "stopping after this round" in (home / "stderr").read_text(), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130  # though the gate is shut
+    assert "stopped at once; finished rounds are saved" in (home / "stderr").read_text()
+    assert newest(home / "run", "fedavg").name == "round-000001"
+    assert resumed(home) == uninterrupted
+
+
+def test_a_kill_in_the_middle_of_a_round_leaves_no_worker_behind(
+    home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
+) -> None:
+    asked = ("run", "--data", sites, *ASKED, "--workers", 2, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until(waiting(home, 2), process)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    until(lambda: not any(map(running, workers)))
+    assert resumed(home) == uninterrupted
+
+
+def test_a_killed_worker_is_named(home: Path, sites: Path, uninterrupted: dict[str, bytes]) -> None:
+    def kill_one() -> None:
+        until(waiting(home, 2))
+        end(int(next(home.glob("waiting-*")).name.partition("-")[2]))
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    answer = call("run", "--data", sites, *ASKED, "--workers", 2, "--out", "run", cwd=home)
+    killer.join()
+    assert answer.code == 1
+    last = answer.err.splitlines()[-1]
+    assert "the worker process of fed" in last
+    assert "default 0 died (exit status -9); finished rounds are saved" in last
+    assert not any(map(running, children(os.getpid())))
+    assert resumed(home) == uninterrupted
+
+
+def test_a_kill_before_the_configuration_is_checked(
+    home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
+) -> None:
+    asked = ("run", "--data", sites, *ASKED, "--workers", 1, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until((home / "run" / "request.toml").exists, process)
+    process.kill()
+    process.wait()
+    assert sorted(f.name for f in (home / "run").iterdir()) == ["request.toml"]
+    assert resumed(home) == uninterrupted
+
+
+def test_ctrl_c_before_training(home: Path, sites: Path, processes: Processes) -> None:
+    asked = ("run", "--data", sites, *ASKED, "--workers", 1, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until((home / "run" / "request.toml").exists, process)
+    process.send_signal(signal.SIGTERM)
+    (home / "shut").unlink()
+    assert process.wait(60) == 130
+    assert "Traceback" not in (home / "stderr").read_text()
+    assert call("resume", home / "run").code == 0
+
+
+def killed_somewhere(
+    home: Path, sites: Path, processes: Processes, draws: random.Random, expected: int
+) -> None:
+    """Kill a run when its records have come to a number of bytes drawn at random."""
+    workers = draws.choice([1, 2])
+    limit = draws.randrange(expected)
+    process = processes.start(
+        *("run", "--data", sites, *ASKED, "--workers", workers, "--out", "run"), cwd=home
+    )
+    jobs = [home / f"run/checkpoints/{m}/default/seed-0/metrics.jsonl" for m in ("fedavg", "fedbn")]
+
+    def reached() -> bool:
+        written = sum(job.stat().st_size for job in jobs if job.exists())
+        return written >= limit or process.poll() is not None
+
+    until(reached)
+    left = children(process.pid)
+    process.kill()
+    process.wait()
+    until(lambda: not any(map(running, left)))
+
+
+def check_random_kills(
+    count: int, seed: int, home: Path, sites: Path, expected: dict[str, bytes]
+) -> None:
+    draws = random.Random(seed)
+    (home / "shut").unlink()
+    for number in range(count):
+        place = home / str(number)
+        place.mkdir()
+        (place / "gate.py").write_text(GATE)
+        started = Processes()
+        try:
+            size = len(expected["metrics.jsonl"])
+            killed_somewhere(place, sites, started, draws, size)
+        finally:
+            started.end()
+        assert resumed(place) == expected, f"kill {number} of seed {seed}"
+
+
+def test_a_kill_at_a_random_instant(
+    home: Path, sites: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    check_random_kills(1, random.randrange(2**32), home, sites, uninterrupted)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_instants(
+    home: Path, sites: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    check_random_kills(20, random.randrange(2**32), home, sites, uninterrupted)

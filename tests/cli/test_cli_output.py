@@ -1,0 +1,249 @@
+"""What the command prints, and where: help, lists, tables, JSON, colours, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import fedbn
+from commanding import Processes, call, records, write_sites
+from fedbn.cli.main import app
+
+COMMANDS = ["run", "resume", "inspect", "ls", "schema"]
+
+
+def commands(group: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """All commands, those of groups too."""
+    found = []
+    for name, command in group.commands.items():
+        path = (*above, name)
+        found += commands(command, path) if hasattr(command, "commands") else [path]
+    return found
+
+
+def test_help_lists_the_commands_and_the_exit_codes() -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        answer = call(*arguments)
+        assert (answer.code, answer.err) == (0, "")
+        assert all(command in answer.out for command in COMMANDS)
+        assert "130 interrupted" in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize("command", commands(typer.main.get_command(app)), ids=" ".join)
+def test_every_help_has_an_example(command: tuple[str, ...]) -> None:
+    answer = call(*command, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert "Example" in answer.out
+    assert f"fedbn {' '.join(command)}" in answer.out.partition("Example")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["run", "--no-such-flag"], ["resume"], ["run", "--rounds"]]
+)
+def test_what_the_parser_refuses(arguments: list[str]) -> None:
+    answer = call(*arguments)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "--help" in answer.line
+
+
+def test_version() -> None:
+    assert call("--version") == (0, f"fedbn {fedbn.__version__}\n", "")
+
+
+def test_python_m_and_completion(processes: Processes, tmp_path: Path) -> None:
+    answer = processes.run("--version", cwd=tmp_path)
+    assert (answer.code, answer.err) == (0, "")
+    words = {"_FEDBN_COMPLETE": "complete_bash", "COMP_WORDS": "fedbn re", "COMP_CWORD": "1"}
+    assert processes.run(cwd=tmp_path, env=words).out.split() == ["resume"]
+    script = processes.run(cwd=tmp_path, env={"_FEDBN_COMPLETE": "source_bash"})
+    assert "_fedbn_completion" in script.out
+
+
+def test_a_reader_that_goes_away_is_no_error(processes: Processes, tmp_path: Path) -> None:
+    process = processes.start("schema", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 1
+    assert (tmp_path / "stderr").read_text() == ""
+
+
+def test_results_on_stdout_messages_on_stderr(sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--rounds", 2, "--seed", 0, "--seed", 1, "--method", "fedbn")
+    answer = call("run", "--data", sites, *asked, "--workers", 1, "--out", tmp_path / "out")
+    assert answer.code == 0
+    head, row = answer.out.splitlines()
+    assert head.split() == ["test", "accuracy,", "%", "a", "b", "mean"]
+    assert row.startswith("fedbn ")
+    assert row.count("±") == 3
+    assert f"seeds 0, 1; run folder {tmp_path / 'out'}" in answer.err
+    assert "\x1b" not in answer.out + answer.err
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_for_a_program(finished: Path) -> None:
+    answer = call("resume", finished, "--json")
+    found = json.loads(answer.out)
+    assert found["folder"] == str(finished)
+    assert found["seeds"] == [0]
+    assert [row["method"] for row in found["rows"]] == ["fedavg", "fedbn"]
+    last = [r for r in records(finished / "metrics.jsonl") if r["round"] == 3]
+    scores = {
+        r["client"]: 100 * r["value"]
+        for r in last
+        if (r["method"], r["split"], r["metric"]) == ("fedbn", "test", "accuracy")
+    }
+    shown = found["rows"][1]["accuracy"]
+    assert {client: shown[client]["mean"] for client in "ab"} == scores
+    assert shown["mean"]["mean"] == sum(scores.values()) / 2
+    assert shown["mean"]["std"] is None
+
+
+def test_dry_run_checks_everything_and_writes_nothing(sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--method", "fedbn", "--seed", 4, "--out", tmp_path / "out")
+    answer = call("run", "--data", sites, *asked, "--dry-run", cwd=tmp_path)
+    assert answer.code == 0
+    assert 'name = "mlp"' in answer.out
+    assert "# would run fedbn, setting default, seed 4" in answer.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_dry_run_prints_is_an_experiment(sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--set", "training.local_steps=2", "--dry-run")
+    first = call("run", "--data", sites, *asked).out
+    (tmp_path / "again.toml").write_text(first)
+    again = call("run", tmp_path / "again.toml", "--dry-run").out
+    assert tomllib.loads(again) == tomllib.loads(first)
+
+
+def test_a_file_with_flags_over_it_and_settings_over_those(sites: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"""
+        seeds = [5]
+        methods = ["fedavg", "fedbn"]
+        [data]
+        path = "{sites}"
+        [training]
+        rounds = 7
+        lr = 0.5
+        """)
+    answer = call("run", file, "--rounds", 8, "--set", "training.lr=0.25", "--dry-run")
+    assert answer.code == 0, answer.err
+    for line in ("rounds = 8", "lr = 0.25", f'path = "{sites}"'):
+        assert f"{line}\n" in answer.out
+    assert "fedavg, setting default, seed 5" in answer.out
+
+
+def test_ls(tmp_path: Path) -> None:
+    answer = call("ls")
+    assert (answer.code, answer.err) == (0, "")
+    for name in ("methods:", "fedbn", "silobn", "prox", "models:", "digit_cnn", "digits_mini"):
+        assert name in answer.out
+    found = json.loads(call("ls", "--json").out)
+    assert set(found["methods"]) == {
+        "centralized",
+        "fedavg",
+        "fedbn",
+        "fedprox",
+        "silobn",
+        "singleset",
+    }
+    assert all(text for kind in found.values() for text in kind.values())
+
+
+def test_schema() -> None:
+    schema = json.loads(call("schema").out)
+    assert {"training", "method", "data", "model", "evaluation", "sweep"} <= set(
+        schema["properties"]
+    )
+    training = schema["$defs"]["TrainingSection"]["properties"]
+    assert all("description" in key for key in training.values())
+
+
+def test_inspect_for_a_person() -> None:
+    answer = call("inspect", "mlp", "--input", "6", "--classes", 2)
+    assert (answer.code, answer.err) == (0, "")
+    rows = [line.split() for line in answer.out.splitlines()]
+    assert ["0.weight", "weight", "64×6", "1,536", "shared"] in rows
+    assert ["1.running_var", "bn_statistic", "64", "256", "local"] in rows
+    # 6·64 + 64 + 64·32 + 32 + 32·2 + 2 weights and biases, 2·(64 + 32) of BatchNorm
+    assert "2,786 trainable parameters" in answer.out
+
+
+def test_inspect_for_a_program() -> None:
+    found = json.loads(call("inspect", "mlp", "--input", "6", "--classes", 2, "--json").out)
+    assert found["shared"] == [f"{n}.{e}" for n in (0, 3, 6) for e in ("weight", "bias")]
+    assert len(found["local"]) == 10
+    totals = found["totals"]
+    assert totals["shared_bytes"] == 4 * (6 * 64 + 64 + 64 * 32 + 32 + 32 * 2 + 2)
+    assert totals["local_bytes"] == 4 * 4 * (64 + 32) + 2 * 8
+    assert totals["bytes_a_round_and_client"] == 2 * totals["shared_bytes"]
+    everything = json.loads(call("inspect", "mlp", "--method", "fedavg", "--json").out)
+    assert everything["local"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mpl"], "did you mean 'mlp'?"),
+        (["mlp", "--method", "fedbm"], "did you mean 'fedbn'?"),
+        (["mlp", "--classes", "0"], "--classes"),
+        (["mlp", "--classes", "-2"], "--classes"),
+        (["mlp", "--input", "3,x"], "--input"),
+        (["mlp", "--input", "0"], "--input"),
+        (["mlp", "--input", "9" * 5000], "--input"),
+        (["torch.nn:LayerNorm"], "missing a required argument"),
+    ],
+)
+def test_inspect_refuses(arguments: list[str], said: str) -> None:
+    answer = call("inspect", *arguments)
+    assert answer.code == 3
+    assert said in answer.line
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_colours_are_for_terminals_that_want_them(
+    plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert ("\x1b[" in call("inspect", "mlp", tty=True).out) is not plain
+
+
+def test_a_bar_on_a_terminal(sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    asked = ("--model", "mlp", "--rounds", 2, "--seed", 0, "--method", "fedbn", "--out", "out")
+    named = write_sites(tmp_path / "sites", ["[red]a", "b"])
+    answer = call("run", "--data", named, *asked, cwd=tmp_path, tty=True)
+    assert answer.code == 0
+    assert "round 2/2" in answer.err
+    assert "100 %" in answer.err
+    assert answer.err.count("\x1b[?25l") == answer.err.count("\x1b[?25h") > 0  # the cursor is back
+    assert "[red]a" in answer.out
+
+
+def test_the_cursor_is_never_hidden_by_a_refusal(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedbn.runs.folder import RunFolder
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with RunFolder(finished).locked():
+        answer = call("resume", finished, tty=True)
+    assert answer.code == 1
+    assert answer.err.count("\x1b[?25l") == answer.err.count("\x1b[?25h")
+
+
+def test_an_ascii_terminal_still_gets_its_table(processes: Processes, tmp_path: Path) -> None:
+    env = {"PYTHONIOENCODING": "ascii"}
+    answer = processes.run("run", "--help", cwd=tmp_path, env=env)
+    assert answer.code == 0, answer.err
+    assert os.environ.get("PYTHONIOENCODING") != "ascii"

@@ -1,0 +1,134 @@
+"""`fedbn.fit`: the same run from Python."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedbn
+from commanding import arrays, bits, call, newest
+from fedbn.errors import ConfigError, DataError
+
+
+def given(*names: str) -> dict[str, Any]:
+    found = {}
+    for i, name in enumerate(names):
+        a = arrays(i, scale=10.0**i)
+        found[name] = ((a["train_x"], a["train_y"]), (a["test_x"], a["test_y"]))
+    return found
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def test_fit_is_the_command(finished: Path, sites: Path, tmp_path: Path) -> None:
+    result = fedbn.fit(sites, "mlp", "fedbn", rounds=3, seed=0, out=tmp_path / "out")
+    ours, theirs = bits(tmp_path / "out"), bits(finished)
+    assert {name: theirs[name] for name in ours if "checkpoints" in name} == {
+        name: value for name, value in ours.items() if "checkpoints" in name
+    }
+    assert result.folder == tmp_path / "out"
+    assert sorted(result.models) == ["a", "b"]
+
+
+def test_arrays_as_objects_are_arrays_as_files(finished: Path) -> None:
+    result = fedbn.fit(given("a", "b"), "mlp", fedbn.fedbn(), rounds=3, seed=0)
+    assert result.folder is None
+    last = [r for r in result.records if (r.round, r.split, r.metric) == (3, "test", "accuracy")]
+    assert result.accuracy() == {r.client: r.value for r in last}
+    from safetensors.torch import load_file
+
+    saved = load_file(newest(finished) / "shared.safetensors")
+    assert all(value.equal(saved[name]) for name, value in result.state.shared.state.items())
+    assert fedbn.fit(given("a", "b"), "mlp", "fedbn", rounds=1).model("b").training is False
+
+
+def test_a_run_of_objects_is_resumed_from_python(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = net()
+    asked: dict[str, Any] = {"rounds": 3, "out": tmp_path / "out"}
+    first = fedbn.fit(given("a", "b"), model, "fedbn", **asked)
+    whole = bits(tmp_path / "out")
+    shutil.rmtree(newest(tmp_path / "out"))
+    again = fedbn.fit(given("a", "b"), model, "fedbn", resume=True, **asked)
+    assert bits(tmp_path / "out") == whole
+    assert again.records == first.records
+
+
+def test_a_run_of_objects_cannot_be_resumed_by_the_command(tmp_path: Path) -> None:
+    fedbn.fit(given("a", "b"), net, "fedbn", rounds=1, out=tmp_path / "out")
+    answer = call("resume", tmp_path / "out")
+    assert answer.code == 3
+    assert "given in Python" in answer.line
+
+
+def test_a_fit_killed_at_once_is_resumed_as_what_it_was(tmp_path: Path) -> None:
+    from fedbn.runs.folder import RunFolder
+
+    RunFolder(tmp_path / "out").begin({"seeds": [0], "data": {"name": "(given in Python)"}})
+    result = fedbn.fit(given("a"), net, "fedbn", rounds=1, out=tmp_path / "out", resume=True)
+    assert result.state.round == 1
+
+
+def test_settings_by_their_keys(tmp_path: Path) -> None:
+    result = fedbn.fit(
+        given("a", "b"),
+        net,
+        "fedprox",
+        rounds=1,
+        training__optimizer="adam",
+        training__optimizer_args={"betas": (0.8, 0.9)},
+        method__mu=0.5,
+        out=tmp_path / "out",
+    )
+    assert result.plan.training.optimizer == "Adam"
+    assert result.plan.method.penalties[0] == fedbn.proximal(0.5)
+    again = fedbn.fit(
+        given("a", "b"),
+        net,
+        "fedprox",
+        rounds=1,
+        training__optimizer="adam",
+        training__optimizer_args={"betas": (0.8, 0.9)},
+        method__mu=0.5,
+        out=tmp_path / "out",
+        resume=True,
+    )
+    assert again.records == result.records
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"rounds": 0}, ConfigError, "training.rounds = 0"),
+        ({"seed": -1}, ConfigError, "seeds.0 = -1"),
+        ({"training__ronds": 1}, ConfigError, "did you mean 'training.rounds'"),
+        ({"training__lr": float("nan")}, ConfigError, "training.lr = nan"),
+        ({"method": "fedbm"}, ConfigError, "did you mean 'fedbn'"),
+        ({"method__mu": [1, 2], "evaluation__validation": 0.2}, ConfigError, "one number"),
+        ({"model": nn.Linear(6, 2)}, ConfigError, "BatchNorm"),
+        ({"data": {}}, DataError, "no clients"),
+        ({"data": {"a": 3}}, DataError, r"expected \(x, y\)"),
+        ({"data": {"../a": given("a")["a"]}}, DataError, "client name '../a'"),
+        ({"data": "digits_mimi"}, ConfigError, "did you mean 'digits_mini'"),
+    ],
+)
+def test_what_fit_refuses_it_writes_nothing_for(
+    changes: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"data": given("a", "b"), "model": net, "rounds": 1, **changes}
+    with pytest.raises(error, match=said):
+        fedbn.fit(asked.pop("data"), asked.pop("model"), out=tmp_path / "out", **asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_client_is_said() -> None:
+    result = fedbn.fit(given("ann", "bob"), net, "fedbn", rounds=1)
+    with pytest.raises(ConfigError, match="did you mean 'ann'"):
+        result.model("anne")

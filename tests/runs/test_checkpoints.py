@@ -1,0 +1,131 @@
+"""Checkpoints: what is damaged is named, and the one before it is used (F10 to F14)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commanding import bits, call, newest
+from fedbn.errors import DamagedRun
+from fedbn.runs import checkpoints
+
+
+def truncated(checkpoint: Path) -> Path:
+    file = checkpoint / "shared.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    return file
+
+
+def flipped(checkpoint: Path) -> Path:
+    file = checkpoint / "local" / "b.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+    return file
+
+
+def emptied(checkpoint: Path) -> Path:
+    (checkpoint / "shared.safetensors").write_bytes(b"")
+    return checkpoint / "shared.safetensors"
+
+
+def local_missing(checkpoint: Path) -> Path:
+    (checkpoint / "local" / "a.safetensors").unlink()
+    return checkpoint / "local" / "a.safetensors"
+
+
+def manifest_missing(checkpoint: Path) -> Path:
+    (checkpoint / "manifest.json").unlink()
+    return checkpoint / "manifest.json"
+
+
+def manifest_cut(checkpoint: Path) -> Path:
+    (checkpoint / "manifest.json").write_text('{"format": 1')
+    return checkpoint / "manifest.json"
+
+
+def manifest_of_nothing(checkpoint: Path) -> Path:
+    (checkpoint / "manifest.json").write_text("[]")
+    return checkpoint / "manifest.json"
+
+
+def newer(checkpoint: Path) -> Path:
+    file = checkpoint / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
+    return file
+
+
+DAMAGES = [
+    truncated,
+    flipped,
+    emptied,
+    local_missing,
+    manifest_missing,
+    manifest_cut,
+    manifest_of_nothing,
+    newer,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    damage: Callable[[Path], Path], finished: Path
+) -> None:
+    whole = bits(finished)
+    file = damage(newest(finished))
+    answer = call("resume", finished)
+    assert answer.code == 0
+    assert f"{file}" in answer.err
+    assert "going on from the one before it" in answer.err
+    assert ("newer" in answer.err) is (damage is newer)
+    assert bits(finished) == whole
+
+
+def test_with_both_damaged_nothing_is_touched(finished: Path) -> None:
+    damaged = flipped(newest(finished))
+    shutil.copytree(
+        newest(finished), newest(finished).with_name("round-000002"), dirs_exist_ok=True
+    )
+    before = bits(finished)
+    answer = call("resume", finished)
+    assert answer.code == 6
+    assert str(damaged) in answer.line
+    assert "no whole checkpoint is left" in answer.line
+    assert bits(finished) == before  # the records of finished rounds, too
+
+
+def test_lost_records_are_damage(finished: Path) -> None:
+    (finished / "checkpoints/fedbn/default/seed-0/metrics.jsonl").unlink()
+    answer = call("resume", finished)
+    assert answer.code == 6
+    assert "records of round 1 are missing" in answer.line
+
+
+def test_leftovers_of_a_kill_while_a_checkpoint_was_written(finished: Path) -> None:
+    whole = bits(finished)
+    last = newest(finished)
+    shutil.rmtree(last / "local")
+    last.rename(last.with_name(f".{last.name}.tmp"))  # F02: killed before it took its place
+    assert call("resume", finished).code == 0
+    assert bits(finished) == whole
+
+
+def test_other_names_in_the_folder_are_not_checkpoints(tmp_path: Path) -> None:
+    for name in ("round-1", "round-000001.bak", ".round-000001.tmp", "round-x"):
+        (tmp_path / name).mkdir()
+    assert checkpoints.rounds(tmp_path) == []
+    assert checkpoints.whole_round(tmp_path) == 0
+
+
+def test_whole_round_says_when_none_is_whole(finished: Path) -> None:
+    job = newest(finished).parent
+    assert checkpoints.whole_round(job) == 3
+    flipped(newest(finished))
+    assert checkpoints.whole_round(job) == 2
+    flipped(job / "round-000002")
+    with pytest.raises(DamagedRun, match="no whole checkpoint is left"):
+        checkpoints.whole_round(job)

@@ -1,0 +1,191 @@
+"""The run folder: what lies where, and that equal runs give equal files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from commanding import RECORD_KEYS, bits, call, newest, records, write_sites
+from fedbn.errors import ConfigError, DamagedRun, FedbnError
+from fedbn.runs.folder import RunFolder
+
+ROUND = {"shared.safetensors", "local/a.safetensors", "local/b.safetensors", "manifest.json"}
+
+
+def test_the_layout_is_the_documented_one(finished: Path) -> None:
+    found = {str(f.relative_to(finished)) for f in finished.rglob("*") if f.is_file()}
+    expected = {"config.toml", "environment.json", "metrics.jsonl", "curves.png", "run.lock"}
+    for method in ("fedavg", "fedbn"):
+        job = f"checkpoints/{method}/default/seed-0"
+        expected |= {f"{job}/metrics.jsonl"}
+        expected |= {f"{job}/round-{n:06d}/{file}" for n in (2, 3) for file in ROUND}
+    assert found == expected
+
+
+def test_the_configuration_is_resolved(finished: Path, sites: Path) -> None:
+    config = tomllib.loads((finished / "config.toml").read_text())
+    assert config["data"] == {"name": "arrays", "path": str(sites)}
+    assert config["model"]["name"] == "mlp"
+    assert config["training"]["rounds"] == 3
+    assert config["training"]["optimizer"] == "SGD"  # a default, written out
+    assert (config["format"], config["seeds"]) == (1, [0])
+
+
+def test_the_environment_tells_versions_seeds_and_threads(finished: Path) -> None:
+    environment = json.loads((finished / "environment.json").read_text())
+    assert {"fedbn", "numpy", "python", "torch", "platform"} == set(environment["versions"])
+    assert environment["seeds"] == [0]
+    assert environment["threads"]["torch_per_worker"] == 1
+    assert set(environment["data"]) == {"a", "b"}
+
+
+def test_the_records(finished: Path) -> None:
+    found = records(finished / "metrics.jsonl")
+    assert all(list(record) == RECORD_KEYS for record in found)  # and so no clock times
+    assert [r["method"] for r in found] == sorted(r["method"] for r in found)
+    for method in ("fedavg", "fedbn"):
+        for client in "ab":
+            mine = [r for r in found if (r["method"], r["client"]) == (method, client)]
+            assert [(r["split"], r["metric"]) for r in mine if r["round"] == 2] == [
+                ("train", "training_loss"),
+                ("train", "loss"),
+                ("train", "accuracy"),
+                ("test", "loss"),
+                ("test", "accuracy"),
+            ]
+
+
+def test_the_whole_metrics_are_those_of_the_jobs_in_order(finished: Path) -> None:
+    jobs = [finished / f"checkpoints/{m}/default/seed-0/metrics.jsonl" for m in ("fedavg", "fedbn")]
+    whole = (finished / "metrics.jsonl").read_bytes()
+    assert whole == b"".join(job.read_bytes() for job in jobs)
+
+
+def test_the_manifest_holds_the_sha256_of_every_file(finished: Path) -> None:
+    checkpoint = newest(finished)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert manifest["files"] == {
+        name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+        for name in ROUND - {"manifest.json"}
+    }
+    facts = {key: manifest[key] for key in ("format", "round", "method", "setting", "seed")}
+    assert facts == {"format": 1, "round": 3, "method": "fedbn", "setting": "default", "seed": 0}
+
+
+def test_fedbn_keeps_batchnorm_local_and_shares_the_rest(finished: Path) -> None:
+    checkpoint = newest(finished)
+    batchnorm = {
+        f"{layer}.{entry}"
+        for layer in (1, 4)
+        for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
+    others = {f"{layer}.{entry}" for layer in (0, 3, 6) for entry in ("weight", "bias")}
+    assert set(load_file(checkpoint / "shared.safetensors")) == others
+    a, b = (load_file(checkpoint / "local" / f"{client}.safetensors") for client in "ab")
+    assert set(a) == set(b) == batchnorm
+    assert not a["1.running_var"].equal(b["1.running_var"])
+
+
+def test_fedavg_shares_everything(finished: Path) -> None:
+    checkpoint = newest(finished, "fedavg")
+    assert len(load_file(checkpoint / "shared.safetensors")) == 16
+    assert load_file(checkpoint / "local" / "a.safetensors") == {}
+
+
+def test_equal_runs_are_equal_byte_by_byte(finished: Path, sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--rounds", 3, "--seed", 0, "--method", "fedavg")
+    answer = call("run", "--data", sites, *asked, "--method", "fedbn", "--out", tmp_path / "again")
+    # The default number of workers: two jobs side by side in processes, where there are two cores.
+    assert answer.code == 0
+    assert bits(tmp_path / "again") == bits(finished)
+
+
+def test_another_seed_gives_other_bits(finished: Path, sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--rounds", 3, "--seed", 1, "--method", "fedbn")
+    assert call("run", "--data", sites, *asked, "--out", tmp_path / "other").code == 0
+    first, second = (load_file(newest(run, seed=s) / "shared.safetensors")
+                     for run, s in ((finished, 0), (tmp_path / "other", 1)))  # fmt: skip
+    assert not first["0.weight"].equal(second["0.weight"])
+
+
+def test_names_in_any_script_survive(tmp_path: Path) -> None:
+    names = ["a b", "日本", "[red]c", "$x^{$", "–"]
+    sites = write_sites(tmp_path / "sites", names)
+    asked = ("--model", "mlp", "--rounds", 1, "--seed", 0, "--method", "fedbn")
+    answer = call("run", "--data", sites, *asked, "--out", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    header = answer.out.splitlines()[0]
+    assert all(name in header for name in names)  # markup is shown, not followed
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 0
+    assert {r["client"] for r in records(tmp_path / "out" / "metrics.jsonl")} == set(names)
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path, sites: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("precious")
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 3
+    assert "is not empty" in answer.line
+    assert [f.name for f in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_is_taken_and_given_back_empty(tmp_path: Path, sites: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert call("run", "--data", sites, "--model", "mpl", "--out", tmp_path / "out").code == 3
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_a_kill_left_of_a_first_write_does_not_occupy_a_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "out")
+    folder.path.mkdir()
+    (folder.path / ".request.toml.tmp").write_bytes(b"half of")
+    folder.begin({"seeds": [1]})
+    assert folder.read_request() == {"seeds": [1]}
+
+
+@pytest.mark.parametrize("parent", ["file", "/proc"])
+def test_a_folder_that_cannot_be_written(parent: str, sites: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / parent / "out"
+    answer = call("run", "--data", sites, "--out", out)
+    assert answer.code == 1
+    assert f"cannot write {out}" in answer.line
+
+
+def test_a_folder_name_that_is_too_long(sites: Path, tmp_path: Path) -> None:
+    answer = call("run", "--data", sites, "--out", tmp_path / ("x" * 300))
+    assert answer.code == 1
+    assert "File name too long" in answer.line
+
+
+def test_two_runs_in_one_second_get_two_folders(sites: Path, tmp_path: Path) -> None:
+    asked = ("--model", "mlp", "--rounds", 1, "--seed", 0, "--method", "fedbn")
+    for _ in range(2):
+        assert call("run", "--data", sites, *asked, cwd=tmp_path).code == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_the_folder_is_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder.locked(), pytest.raises(FedbnError, match="in use"), RunFolder(tmp_path).locked():
+        pass
+    with folder.locked():  # and free again
+        pass
+
+
+def test_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run here"):
+        RunFolder(tmp_path).read_request()
+
+
+@pytest.mark.parametrize("content", ["", "request = 3", "= ="])
+def test_a_damaged_request_is_said(content: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.request.write_text(content)
+    with pytest.raises(DamagedRun, match=r"request\.toml"):
+        folder.read_request()
