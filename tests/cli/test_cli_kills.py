@@ -181,6 +181,7 @@ def killed_somewhere(
         return written >= limit or process.poll() is not None
 
     until(reached)
+    assert process.poll() in (None, 0), (home / "stderr").read_text()
     left = children(process.pid)
     process.kill()
     process.wait()
@@ -202,7 +203,9 @@ def check_random_kills(
             killed_somewhere(place, sites, started, draws, size)
         finally:
             started.end()
-        assert resumed(place) == expected, f"kill {number} of seed {seed}"
+        found = resumed(place)
+        different = [name for name in expected if found.get(name) != expected[name]]
+        assert found == expected, f"kill {number} of seed {seed}: {different}"
 
 
 def test_a_kill_at_a_random_instant(

@@ -88,6 +88,32 @@ def test_the_figure_is_drawn(tmp_path, suffix):
         assert "Fréchet distance" in text
 
 
+def test_of_many_clients_some_of_each_domain_are_drawn(tmp_path):
+    # 25 clients in order of their domains: every second or third of them.
+    clients = tuple(client(f"{d}-{n}", torch.randn(10, 7)) for d in "abcde" for n in range(5))
+    file = draw_data(survey(Federation("f", clients, ("x", "y", "z"))), tmp_path / "a.svg")
+    assert {sign for sign in "abcde" if f"{sign}-0" in file.read_text()} == set("abcde")
+
+
+def test_names_that_are_long_or_look_like_mathematics_are_drawn(tmp_path):
+    names = ("$x^", "病院", "a very long name of a hospital")
+    clients = tuple(client(name, torch.randn(10, 7)) for name in names)
+    text = draw_data(survey(Federation("f", clients, ("x", "y", "z"))), tmp_path / "a.svg")
+    assert "$x^" in text.read_text()
+    assert "a very long name …" in text.read_text()
+
+
+def test_distances_do_not_depend_on_whether_features_or_samples_are_fewer():
+    # Features that are always 0 add nothing, but make them more than the samples.
+    draws = torch.Generator().manual_seed(0)
+    samples = [torch.randn(20, 3, generator=draws) + level for level in (0, 2)]
+    few = distances([client(str(i), x) for i, x in enumerate(samples)])
+    many = distances(
+        [client(str(i), torch.cat([x, torch.zeros(20, 99)], 1)) for i, x in enumerate(samples)]
+    )
+    assert np.allclose(few, many, atol=1e-3)
+
+
 def test_vectors_and_many_clients_are_drawn(tmp_path):
     clients = tuple(client(f"c{n}", torch.randn(10, 7)) for n in range(13))
     file = draw_data(survey(Federation("f", clients, ("x", "y", "z"))), tmp_path / "a.svg")

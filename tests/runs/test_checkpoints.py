@@ -114,6 +114,24 @@ def test_leftovers_of_a_kill_while_a_checkpoint_was_written(finished: Path) -> N
     assert bits(finished) == whole
 
 
+def test_leftovers_of_a_kill_while_an_old_checkpoint_was_removed(finished: Path) -> None:
+    whole = bits(finished)
+    old = newest(finished).with_name("round-000001")
+    shutil.copytree(newest(finished), old)
+    (old / "manifest.json").unlink()
+    assert call("resume", finished).code == 0
+    assert bits(finished) == whole
+
+
+def test_an_old_checkpoint_is_kept_while_it_is_the_only_whole_one(finished: Path) -> None:
+    job = newest(finished).parent
+    shutil.copytree(job / "round-000002", job / "round-000001")
+    for name in ("round-000002", "round-000003"):
+        flipped(job / name)
+    checkpoints.forget_before(job, 1)
+    assert (job / "round-000001").exists()
+
+
 def test_other_names_in_the_folder_are_not_checkpoints(tmp_path: Path) -> None:
     for name in ("round-1", "round-000001.bak", ".round-000001.tmp", "round-x"):
         (tmp_path / name).mkdir()

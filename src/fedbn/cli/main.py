@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -11,26 +13,36 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from fedbn.cli import inspect, ls, resume, run, schema
-from fedbn.errors import ConfigError, FedbnError
+from fedbn.cli import data, inspect, ls, resume, run, schema
+from fedbn.cli.output import printable
+from fedbn.errors import ConfigError, FedbnError, unforeseen
 
 app = typer.Typer(
     name="fedbn",
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 fine · 1 the run failed · 2 unknown command or flag · 3 a wrong value · "
     "4 data · 5 too few clients · 6 damaged run files · 130 interrupted, the state saved.",
 )
-for module in (run, resume, inspect, ls, schema):
+for module in (run, resume, inspect, ls, data, schema):
     module.add_to(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from fedbn._version import __version__
+
+        print(f"fedbn {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
 def _fedbn(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
 ) -> None:
     """Federated learning when data looks different at every site: FedBN and its relatives.
 
@@ -40,35 +52,45 @@ def _fedbn(
 
 def main() -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
-    arguments = sys.argv[1:]
-    debug = "--debug" in arguments
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
     if debug:
+        os.environ["FEDBN_DEBUG"] = "1"  # for worker processes
         logging.basicConfig(level=logging.DEBUG)
-        arguments = [argument for argument in arguments if argument != "--debug"]
-    if arguments == ["--version"]:
-        from fedbn._version import __version__
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # ± in a table, on an ASCII terminal
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(_ended(arguments or ["--help"], debug))
 
-        print(f"fedbn {__version__}")
-        sys.exit(0)
+
+def _ended(arguments: list[str], debug: bool) -> int:
     try:
         code = app(arguments, standalone_mode=False, prog_name="fedbn") or 0
-    except click.exceptions.Exit as error:
-        code = error.exit_code
+        sys.stdout.flush()
+        return int(code)
     except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        return _refused(error)
     except FedbnError as error:
-        code = _failed(str(error), error.exit_code, debug)
+        return _failed(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
-        code = _failed("interrupted before training began; nothing to save", 130, debug)
+        return _failed("interrupted before training began; nothing is lost", 130, debug)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 1
+        _close_stdout()
+        return 1
     except Exception as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        code = _failed(f"not foreseen: {text} (--debug shows where)", 1, debug)
-    sys.stdout.flush()
-    sys.exit(code)
+        _close_stdout()
+        return _failed(unforeseen(error), 1, debug)
+
+
+def _refused(error: click.ClickException) -> int:
+    """Tell a wrong value from what the parser does not know, in one line."""
+    wrong_value = isinstance(error, click.BadParameter) and not isinstance(
+        error, click.MissingParameter
+    )
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "fedbn"
+    text = f"{error.format_message()} (legal: `{command} --help`)"
+    return _failed(text, ConfigError.exit_code if wrong_value else error.exit_code, False)
 
 
 def _failed(text: str, code: int, debug: bool) -> int:
@@ -78,16 +100,9 @@ def _failed(text: str, code: int, debug: bool) -> int:
     return code
 
 
-def printable(text: str) -> str:
-    """Keep a message on one line, whatever names it quotes."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
-
-
-def environment_number(name: str, default: int) -> int:
-    """Read a whole number from the environment."""
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    if not text.isdecimal():
-        raise ConfigError(f"environment variable {name} = {text!r}: legal are whole numbers >= 0")
-    return int(text)
+def _close_stdout() -> None:
+    """Let the interpreter's last flush go nowhere, where a pipe broke or a disk is full."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

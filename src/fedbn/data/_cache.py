@@ -84,7 +84,7 @@ def _read(entry: Path) -> Arrays | None:
 
 def _write(entry: Path, arrays: Arrays, text: str) -> bool:
     """Write an entry whole or not at all; tell whether it is there afterwards."""
-    if not _may_write(entry):
+    if not may_write(entry):
         return False
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _write(entry: Path, arrays: Arrays, text: str) -> bool:
     return entry.exists()
 
 
-def _may_write(entry: Path) -> bool:
+def may_write(entry: Path) -> bool:
     """Honour a folder marked read-only even for the superuser, whom the system would let write."""
     there = next(parent for parent in entry.parents if parent.exists())
     return bool(there.stat().st_mode & 0o222) and os.access(there, os.W_OK)

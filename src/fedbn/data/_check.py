@@ -10,9 +10,10 @@ from typing import Any
 from fedbn.core.checks import check_federation
 from fedbn.core.federation import Federation
 from fedbn.data._check_arrays import examine_array_files
-from fedbn.data._check_pictures import examine_pictures
+from fedbn.data._check_pictures import examine_benchmark, examine_pictures
 from fedbn.data._check_samples import examine_samples
 from fedbn.data._check_tables import examine_tables
+from fedbn.data._domains import Benchmark
 from fedbn.data._files import shown
 from fedbn.data._finding import Finding, in_order
 from fedbn.data._recognize import recognize
@@ -20,9 +21,17 @@ from fedbn.data.arrays import arrays
 from fedbn.data.tables import tables
 from fedbn.errors import ConfigError, DataError
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "examine_files"]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def examine_files(benchmark: Benchmark, root: Path) -> list[Finding]:
+    """Look for faults in the files of a benchmark of pictures, as `examine` does in one's own."""
+    try:
+        return in_order(examine_benchmark(benchmark, root))
+    except DataError as error:
+        return [Finding("error", "", shown(root), str(error).removeprefix(f"{shown(root)}: "))]
 
 
 def examine(data: str | Path | Federation, options: Mapping[str, Any] = _NONE) -> list[Finding]:
@@ -61,7 +70,7 @@ def _arrays(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _tables(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
-    faults = list(examine_tables(path, options.get("site"), options.get("label")))
+    faults = list(examine_tables(path, options))
     yield from faults
     if options.get("label") is None:
         yield Finding("note", "", shown(path), "data.label is not set: classes were not checked")

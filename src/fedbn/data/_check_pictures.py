@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedbn.data._domains import Benchmark
 from fedbn.data._files import Trouble, scan, shown, subfolders
 from fedbn.data._finding import Finding, Severity
 from fedbn.data._images import bombs_refused, cores, is_picture, opened, read_picture
@@ -45,10 +46,27 @@ def examine_pictures(root: Path) -> Iterator[Finding]:
             yield Finding("error", shown(home.name), shown(home), text)
     yield from _stray(root)
     yield from _left_out(sites)
+    yield from _examine(_pictures(sites), class_names(sites))
+
+
+def examine_benchmark(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
+    """Read all pictures of a benchmark's classes and report."""
+    classes = benchmark.classes
+    pictures = (
+        (file, domain, "all", classes[label])
+        for domain, found in benchmark.pictures(root).items()
+        for file, label in zip(found.files, found.labels.tolist(), strict=True)
+    )
+    return _examine(pictures, classes)
+
+
+def _examine(
+    pictures: Iterable[tuple[Path, str, str, str]], classes: Sequence[str]
+) -> Iterator[Finding]:
     with bombs_refused(), ThreadPoolExecutor(cores()) as pool:
-        seen = list(pool.map(lambda each: _look(*each), _pictures(sites)))
+        seen = list(pool.map(lambda each: _look(*each), pictures))
     yield from _about_each(seen)
-    yield from _about_sites(seen, class_names(sites))
+    yield from _about_sites(seen, classes)
     yield from _twice(seen)
 
 

@@ -91,7 +91,7 @@ def needed_source(domain: str) -> Source:
     if source is None:
         raise DataError(
             f"{digits_folder()}: no {domain}: expected {describe_forms(domain)}; "
-            "FEDBN_DATA names the folder above"
+            "`fedbn data prepare digits` gets it, FEDBN_DATA names the folder above"
         )
     return source
 

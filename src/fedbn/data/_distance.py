@@ -105,11 +105,15 @@ def _features(x: Tensor) -> Tensor:
 
 
 def _components(features: Tensor, count: int) -> Tensor:
-    """Principal components, from the products of all pairs of samples, which are few."""
+    """Principal components, from the products of all pairs of samples or of features, if fewer."""
     centred = features - features.mean(dim=0)
-    values, vectors = torch.linalg.eigh(centred @ centred.T)
     first = slice(-count, None)
-    scores: Tensor = vectors[:, first] * values[first].clamp(min=0).sqrt()
+    scores: Tensor
+    if centred.shape[1] < len(centred):
+        scores = centred @ torch.linalg.eigh(centred.T @ centred)[1][:, first]
+    else:
+        values, vectors = torch.linalg.eigh(centred @ centred.T)
+        scores = vectors[:, first] * values[first].clamp(min=0).sqrt()
     return scores
 
 

@@ -42,14 +42,19 @@ class Benchmark:
     ) -> Federation:
         """Read the pictures below a folder, one client a domain."""
         check_size(size)
-        check_folder(root, f"the folders {', '.join(self.domains)}")
-        homes = self._found(root, self.domains)
-        parts = {
-            domain: division.divide(self._pictures(homes[domain]), domain)
-            for domain in self.domains
-        }
+        parts = {d: division.divide(found, d) for d, found in self.pictures(root).items()}
         clients = (read_client(d, parts[d], size, augment, self.name) for d in self.domains)
         return Federation(self.name, tuple(clients), self.classes)
+
+    def pictures(self, root: Path) -> dict[str, PictureSet]:
+        """List all pictures of the wanted classes below a folder, by domain.
+
+        Raises:
+            DataError: Naming the domains or classes that have no folder.
+        """
+        check_folder(root, f"the folders {', '.join(self.domains)}")
+        homes = self._found(root, self.domains)
+        return {domain: self._pictures(homes[domain]) for domain in self.domains}
 
     def _pictures(self, homes: Sequence[Path]) -> PictureSet:
         # Office-31 keeps the classes of a domain one folder deeper, in `images`.

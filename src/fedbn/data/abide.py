@@ -108,22 +108,26 @@ def find_subjects(folder: Path) -> dict[str, Subjects]:
     return found
 
 
-def _phenotypes(folder: Path) -> dict[str, tuple[str, str]]:
-    """Site and diagnosis (1 autism, 2 control) by FILE_ID."""
+def phenotype_table(folder: Path) -> Path:
+    """Find the table of labels, at any depth."""
     tables = sorted(folder.rglob("Phenotypic*.csv"))
     if not tables:
         raise DataError(f"{shown(folder)}: no Phenotypic*.csv, the table of labels")
-    with tables[0].open(encoding="utf-8-sig", newline="") as stream:
+    return tables[0]
+
+
+def _phenotypes(folder: Path) -> dict[str, tuple[str, str]]:
+    """Site and diagnosis (1 autism, 2 control) by FILE_ID."""
+    table = phenotype_table(folder)
+    with table.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.DictReader(stream)
         for name in ("FILE_ID", "SITE_ID", "DX_GROUP"):
             if name not in (rows.fieldnames or ()):
-                raise DataError(f"{shown(tables[0])}: no column {name}")
+                raise DataError(f"{shown(table)}: no column {name}")
         known = {row["FILE_ID"]: (row["SITE_ID"], row["DX_GROUP"]) for row in rows}
     for subject, (_, diagnosis) in known.items():
         if diagnosis not in _LABELS:
-            raise DataError(
-                f"{shown(tables[0])}: DX_GROUP {diagnosis!r} of {subject}: legal are 1, 2"
-            )
+            raise DataError(f"{shown(table)}: DX_GROUP {diagnosis!r} of {subject}: legal are 1, 2")
     return known
 
 

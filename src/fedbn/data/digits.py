@@ -38,7 +38,7 @@ INFO = DigitsInfo(
     clients="5 of 743",
     classes=10,
     shape="3×28×28",
-    source="FEDBN_DATA/digits: one npz a domain, or the original files",
+    source="download: MNIST, SVHN, USPS; by hand, or made here: MNIST-M, SynthDigits",
     licence="MNIST CC BY-SA 3.0; SVHN non-commercial; USPS, MNIST-M, SynthDigits state none",
     files=("digits/*",),
 )

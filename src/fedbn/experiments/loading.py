@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedbn import registry
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.values import check_values, parsed
 
@@ -81,13 +82,17 @@ def placed(raw: Mapping[str, Any], key: str, value: Any) -> Raw:
 
 
 def looks_like_path(text: str) -> bool:
-    """Tell a path from a name: it has a separator, or something lies there.
+    """Tell a path from a name: it has a separator, or something lies there that is no data set.
 
     Example:
         >>> looks_like_path("my/data"), looks_like_path("digits_mini"), looks_like_path("my:data")
         (True, False, False)
     """
-    return ":" not in text and ("/" in text or "\\" in text or exists(Path(text)))
+    import fedbn.data
+
+    if ":" in text or text in registry.names(fedbn.data):
+        return False
+    return "/" in text or "\\" in text or exists(Path(text))
 
 
 def exists(path: Path) -> bool:

@@ -49,8 +49,15 @@ def save(folder: Path, state: RunState, facts: Mapping[str, Any], keep: int | No
             shutil.rmtree(final)
         temporary.rename(final)
         sync_folder(folder)
-        for _, old in rounds(folder)[keep:] if keep else ():
-            shutil.rmtree(old)
+        if keep:
+            forget_before(folder, state.round, keep)
+
+
+def forget_before(folder: Path, round: int, keep: int = _KEEP) -> None:
+    """Keep the checkpoint of a round and the last ones before it; a kill may have left more."""
+    earlier = [path for number, path in rounds(folder) if number < round]
+    for old in earlier[keep - 1 :]:
+        shutil.rmtree(old)
 
 
 def rounds(folder: Path) -> list[tuple[int, Path]]:

@@ -1,0 +1,149 @@
+"""`fedbn data prepare`: bring a data set's files below the data root.
+
+Files come from a folder of the user's, or from where they are published with a checksum. For the
+rest there is one line: what to get, from where, and where to put it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbn.data._cache import may_write
+from fedbn.data._digit_domains import DigitsInfo, digits_folder
+from fedbn.data._digit_files import DOMAINS, Source, describe_forms, find_source
+from fedbn.data._domains import Benchmark
+from fedbn.data._downloads import REMOTE, Listener, fetch
+from fedbn.data._files import shown
+from fedbn.data._imports import abide_places, digit_places, picture_places, take_over
+from fedbn.data._info import Info, data_root
+from fedbn.errors import ConfigError, DataError, unknown
+
+BY_HAND = {
+    "synthdigits": "Ganin's SynthDigits from http://yaroslav.ganin.net",
+    "mnist_m": "Ganin's MNIST-M from http://yaroslav.ganin.net, or photographs to make one from "
+    "MNIST as the folder photographs",
+    "office_caltech10": "the folders amazon, caltech, dslr and webcam with the ten classes that "
+    "Office-31 (https://people.eecs.berkeley.edu/~jhoffman/domainadapt/) and Caltech-256 "
+    "(https://data.caltech.edu/records/nyy15-4j048) share",
+    "domainnet": "the six archives of DomainNet from http://ai.bu.edu/M3SDA/, unpacked",
+    "abide": "the series *_rois_ho.1D (pipeline cpac, strategy filt_noglobal) and the phenotype "
+    "table from http://preprocessed-connectomes-project.org/abide/download.html",
+}
+"""What to get, and from where, where no checksum is published."""
+
+
+def info_of(name: str) -> Info:
+    """The facts about a registered data set."""
+    info: Info = importlib.import_module(f"fedbn.data.{name}").INFO
+    return info
+
+
+def benchmark_of(name: str) -> Benchmark | None:
+    """The folders and classes of a registered benchmark of pictures; None for other data sets."""
+    return getattr(importlib.import_module(f"fedbn.data.{name}"), "BENCHMARK", None)
+
+
+def provide(name: str, options: Mapping[str, Any], source: Path | None, listener: Listener) -> None:
+    """Bring the files of a data set below the data root, as far as they are not there yet.
+
+    Args:
+        name: A registered data set.
+        options: Its options; of `digits`, only the `domains` asked for are needed.
+        source: A folder to take files from; None to download.
+        listener: Hears what is done.
+
+    Raises:
+        DataError: What is missing, from where to get it and where to put it.
+    """
+    info = info_of(name)
+    if source:
+        _check_source(source, name, info)
+    if isinstance(info, DigitsInfo):
+        _provide_digits(_wanted(info, options), options, source, listener)
+    elif source:
+        benchmark = benchmark_of(name)
+        places = picture_places(source, benchmark) if benchmark else abide_places(source)
+        _told(name, take_over(places, data_root()), len(places), listener)
+    elif not info.is_there():
+        text = BY_HAND.get(name, info.source)
+        raise DataError(f"{name} is missing: get {text}; put it in {data_root() / name}")
+
+
+def _provide_digits(
+    domains: Sequence[str], options: Mapping[str, Any], source: Path | None, listener: Listener
+) -> None:
+    if source:
+        for domain, places in digit_places(source, domains).items():
+            _told(domain, take_over(places, data_root()), len(places), listener)
+    else:
+        for domain in domains:
+            if domain in REMOTE and not _found(domain):
+                _download(domain, listener)
+    missing = [_how(d) for d in domains if not _found(d) and d not in _made(options)]
+    if missing:
+        raise DataError("; ".join([*missing, f"put them in {digits_folder()}"]))
+
+
+def _wanted(info: DigitsInfo, options: Mapping[str, Any]) -> Sequence[str]:
+    asked = options.get("domains") or info.domains
+    domains = list(asked) if isinstance(asked, list | tuple) else [asked]
+    for domain in domains:
+        if domain not in DOMAINS:
+            raise ConfigError(f"data.domains: {unknown('domain', str(domain), DOMAINS)}")
+    return domains
+
+
+def _download(domain: str, listener: Listener) -> None:
+    """Fetch those files of a domain that are not there."""
+    folder, remote = digits_folder(), REMOTE[domain]
+    _check_writable()
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in remote.files:
+        if not (folder / file).exists() and not (folder / domain / file).exists():
+            try:
+                fetch(remote, file, folder, listener)
+            except DataError as error:
+                raise DataError(f"{error}; or get it by hand and import it: --from DIR") from error
+            listener.tell(f"{domain}: {file} is there, its checksum right")
+
+
+def _found(domain: str) -> Source | None:
+    try:
+        return find_source(digits_folder(), domain)
+    except DataError:
+        return None  # incomplete
+
+
+def _made(options: Mapping[str, Any]) -> set[str]:
+    """Domains that need no files of their own."""
+    photographs = options.get("photographs") or digits_folder() / "photographs"
+    made = {"synthdigits"} if options.get("synth") != "original" else set()
+    return made | {"mnist_m"} if Path(photographs).is_dir() else made
+
+
+def _how(domain: str) -> str:
+    files = describe_forms(domain)
+    remote = REMOTE.get(domain)
+    origin = f"from {remote.address}" if remote else BY_HAND[domain]
+    return f"{domain} is missing ({files}): get {'it ' if remote else ''}{origin}"
+
+
+def _told(what: str, new: int, count: int, listener: Listener) -> None:
+    listener.tell(f"{what}: {new} new file(s) taken over, {count - new} were there already")
+
+
+def _check_source(source: Path, name: str, info: Info) -> None:
+    if not info.files:
+        raise ConfigError(f"--from {shown(source)}: data {name} needs no files")
+    if not source.is_dir():
+        raise ConfigError(f"--from {shown(source)}: no such folder")
+    _check_writable()
+
+
+def _check_writable() -> None:
+    root = data_root()
+    if not may_write(root / "any") or (root.exists() and not root.is_dir()):
+        raise DataError(f"{root}: cannot be written; let FEDBN_DATA name a folder that can")
