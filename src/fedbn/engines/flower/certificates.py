@@ -1,0 +1,136 @@
+"""Keys and certificates, made here: an authority, the server's certificate, one EC key a site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_CURVE = ec.SECP384R1
+_SLACK = datetime.timedelta(hours=1)  # clocks that are a little behind
+Key = ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True)
+class Authority:
+    """What signs the server's certificate."""
+
+    key: Key
+    certificate: x509.Certificate
+
+
+def make_key() -> Key:
+    """Make an EC key on a NIST curve, as Flower asks for."""
+    return ec.generate_private_key(_CURVE())
+
+
+def make_authority(name: str, days: int) -> Authority:
+    """Make an authority that signs only server certificates of this federation."""
+    key = make_key()
+    subject = _subject(f"fedbn federation {name}")
+    builder = _builder(subject, subject, key, days).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    usage = _usage(digital_signature=False, key_cert_sign=True)
+    builder = builder.add_extension(usage, critical=True)
+    return Authority(key, builder.sign(key, hashes.SHA384()))
+
+
+def make_server_certificate(
+    authority: Authority, hosts: Sequence[str], days: int, begins: datetime.datetime | None = None
+) -> tuple[Key, x509.Certificate]:
+    """Make the server's key and certificate, valid for the host names and addresses given."""
+    key = make_key()
+    builder = _builder(authority.certificate.subject, _subject(hosts[0]), key, days, begins)
+    names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys(hosts)])
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    identity = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    builder = (
+        builder.add_extension(names, critical=False)
+        .add_extension(usage, critical=False)
+        .add_extension(identity, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True, key_cert_sign=False), critical=True)
+    )
+    return key, builder.sign(authority.key, hashes.SHA384())
+
+
+def certificate_bytes(certificate: x509.Certificate) -> bytes:
+    """Render a certificate as PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def private_bytes(key: Key) -> bytes:
+    """Render a private key as PEM."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def ssh_private_bytes(key: Key) -> bytes:
+    """Render a private key as OpenSSH does, the form that Flower's nodes read."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+
+
+def public_bytes(key: Key) -> bytes:
+    """Render a public key as PEM, the form in which Flower's server knows nodes."""
+    return key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+
+
+def _builder(
+    issuer: x509.Name,
+    subject: x509.Name,
+    key: Key,
+    days: int,
+    begins: datetime.datetime | None = None,
+) -> x509.CertificateBuilder:
+    begins = begins or datetime.datetime.now(datetime.UTC) - _SLACK
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(issuer)
+        .subject_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(begins + datetime.timedelta(days=days) + _SLACK)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(digital_signature: bool, key_cert_sign: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=key_cert_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,111 @@
+"""A site's machine: Flower's node, and the work on its messages."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedbn.engines.flower.bundle import Bundle
+from fedbn.engines.flower.executor import work
+from fedbn.engines.flower.folder import write_private
+from fedbn.engines.flower.preflight import reach
+from fedbn.engines.flower.processes import Child, free_port, last_words
+from fedbn.engines.flower.quick import quicken
+from fedbn.engines.flower.site import Site, SiteOptions, one_thread
+from fedbn.engines.flower.wire import Order
+from fedbn.errors import FedbnError
+
+_ACCEPTED = "SuperNode ID"
+_REFUSED = ("activat", "public key", "unauthorized")
+# Longer than the server takes to see that a node which was killed is gone.
+_PATIENCE = 30.0
+
+
+def join(
+    bundle: Bundle,
+    options: SiteOptions,
+    home: Path,
+    *,
+    wait: float = 60.0,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Be a site until stopped.
+
+    Args:
+        bundle: The site's key, and where the server is.
+        options: What the site decides for itself.
+        home: Where the site keeps its files.
+        wait: How long to try to reach the server, in seconds.
+        stop: Asked often; True ends the site.
+        say: Hears what happens.
+    """
+    one_thread()
+    quicken()
+    reach(bundle, wait)
+    say(f"site {bundle.site} works for {bundle.address}; data and BatchNorm stay here")
+    site, begun = Site(options), time.monotonic()
+    while not stop():
+        node = _one_node(site, bundle, home, stop, say)
+        if stop():
+            return
+        if _ACCEPTED in node.said():
+            begun = time.monotonic()
+            say(f"Flower's node ended ({last_words(node.said())}); starting it again")
+        elif time.monotonic() - begun > _PATIENCE:
+            raise FedbnError(_why(node, bundle))
+        time.sleep(1)
+
+
+def _one_node(
+    site: Site, bundle: Bundle, home: Path, stop: Callable[[], bool], say: Callable[[str], None]
+) -> Child:
+    """Work with one node until it ends."""
+    secret, port = secrets.token_bytes(32), free_port()
+    node = _start_node(bundle, home, secret, port)
+    try:
+        work(
+            site,
+            f"127.0.0.1:{port}",
+            secret,
+            alive=lambda: node.status() is None and not stop(),
+            heard=lambda order: say(_done(order)),
+        )
+    finally:
+        node.end()
+    return node
+
+
+def _start_node(bundle: Bundle, home: Path, secret: bytes, port: int) -> Child:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = {"ca": home / "ca.crt", "key": home / "site.key", "secret": home / "node.secret"}
+    files["ca"].write_bytes(bundle.ca)
+    write_private(files["key"], bundle.key)
+    write_private(files["secret"], secret)
+    flags = [
+        *("--superlink", bundle.address),
+        *("--root-certificates", str(files["ca"])),
+        *("--auth-supernode-private-key", str(files["key"])),
+        *("--isolation", "process"),
+        *("--superexec-auth-secret-file", str(files["secret"])),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+    ]
+    return Child("fedbn.engines.flower.node", flags, home / "flower", home / "node.log")
+
+
+def _done(order: Order) -> str:
+    what = {"hello": "checked", "train": f"round {order.round} trained", "score": "scored"}
+    return f"{order.method} seed {order.seed}: {what[order.kind]}"
+
+
+def _why(node: Child, bundle: Bundle) -> str:
+    said = node.said()
+    if any(word in said.lower() for word in _REFUSED):
+        return (
+            f"the server at {bundle.address} does not know the key of site {bundle.site}, or the "
+            "site is connected already"
+        )
+    return f"Flower's node ended: {last_words(said)} (all of it: {node.log})"

@@ -1,0 +1,187 @@
+"""What server and sites say to each other: one JSON document a message, checked on both sides."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedbn.errors import FedbnError
+
+_MAX_BYTES = 4_000_000
+_TEXT = "json"
+SHARED = "shared"
+AFFINE = "affine"
+
+
+class Unreadable(FedbnError):  # noqa: N818 - the name says what happened
+    """A message that is not of the form agreed on."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Member(_Document):
+    """A site as all others know it: enough to weigh it and to count its steps, nothing of its data.
+
+    Attributes:
+        name: The site.
+        domain: What its features come from.
+        examples: Training samples.
+    """
+
+    name: str = Field(max_length=100)
+    domain: str = Field(max_length=100)
+    examples: int = Field(ge=2, le=10**9, strict=True)
+
+
+class Order(_Document):
+    """What the server asks of a site.
+
+    Attributes:
+        kind: Say what you are; train a round; score the state that is sent.
+        federation: The federation's identity.
+        run: The run's name at the server.
+        method: The method as one writes it.
+        setting: The point of the sweep.
+        seed: Decides everything random.
+        experiment: The configuration; data is the site's own and not part of it.
+        version: The server's fedbn.
+        round: The round to train, or whose end is scored.
+        since: The last round of this site that the server accepted; 0 for none.
+        schema_hash: What the model must be.
+        classes: The federation's classes.
+        input_shape: Shape of one sample.
+        members: All sites, in the order in which everything is summed.
+        scores: Whether to score the state that is sent.
+        last: Whether the run ends with this message.
+    """
+
+    kind: Literal["hello", "train", "score"]
+    federation: str
+    run: str = Field(pattern=r"^[\w][\w.\-]{0,99}$")
+    method: str
+    setting: str
+    seed: int
+    experiment: dict[str, Any]
+    version: str
+    round: int = 0
+    since: int = 0
+    schema_hash: str = ""
+    classes: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    members: tuple[Member, ...] = ()
+    scores: bool = False
+    last: bool = False
+
+
+class Score(_Document):
+    """One number about a site's model."""
+
+    domain: str = Field(max_length=100)
+    split: Literal["train", "valid", "test"]
+    metric: str = Field(max_length=50)
+    value: float | None
+
+
+class Hello(_Document):
+    """What a site is."""
+
+    member: Member
+    version: str = Field(max_length=50)
+    schema_hash: str = Field(max_length=64)
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+
+class Answer(_Document):
+    """What a site says with its update.
+
+    Attributes:
+        round: The round it is about.
+        schema_hash: Of its model.
+        examples: Training samples, as at the start.
+        loss: The mean training loss, where it trained.
+        source: Where its local part came from: new, Flower's memory, its disk.
+        seconds: How long training and scoring took.
+        scores: The state that was sent, joined with its own local part, on its data.
+    """
+
+    round: int = Field(strict=True)
+    schema_hash: str = Field(max_length=64)
+    examples: int = Field(strict=True)
+    loss: float | None = None
+    source: Literal["fresh", "state", "disk"]
+    seconds: float = Field(ge=0)
+    scores: tuple[Score, ...] = Field((), max_length=1000)
+
+
+class Sorry(_Document):
+    """Why a site does not do what was asked."""
+
+    reason: str = Field(max_length=2000)
+
+
+Said = TypeVar("Said", bound=_Document)
+
+
+def put(document: _Document, **arrays: ArrayRecord) -> RecordDict:
+    """Make a message's content."""
+    name = type(document).__name__.lower()
+    text = document.model_dump_json()
+    return RecordDict({name: ConfigRecord({_TEXT: text}), **arrays})
+
+
+def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
+    """Read a message's content; exactly the document and the arrays that are expected.
+
+    Raises:
+        Unreadable: Saying what is there that should not be, or the other way round.
+    """
+    name = expected.__name__.lower()
+    if sorry := content.config_records.get("sorry"):
+        raise Unreadable(_parsed(sorry, Sorry).reason)
+    wanted, found = {name, *arrays}, set(content)
+    if found != wanted:
+        raise Unreadable(
+            f"the message has {_listed(found)}, expected {_listed(wanted)}: nothing else may travel"
+        )
+    if name not in content.config_records or set(content.array_records) != set(arrays):
+        raise Unreadable("the message's records are of the wrong type")
+    return _parsed(content.config_records[name], expected)
+
+
+def length(content: RecordDict) -> int:
+    """Bytes of a message: its document and its arrays."""
+    texts = (str(record.get(_TEXT, "")) for record in content.config_records.values())
+    arrays = (a for record in content.array_records.values() for a in record.values())
+    return sum(len(text.encode()) for text in texts) + sum(len(a.data) for a in arrays)
+
+
+def _parsed(record: ConfigRecord, expected: type[Said]) -> Said:
+    text = record.get(_TEXT)
+    if not isinstance(text, str) or list(record) != [_TEXT] or len(text) > _MAX_BYTES:
+        raise Unreadable(f"not a document of at most {_MAX_BYTES:,} characters")
+    try:
+        return expected.model_validate(json.loads(text, parse_constant=_refuse))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise Unreadable(f"not a legal {expected.__name__.lower()}: {_first(error)}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        return f"{where} = {str(problem['input'])[:60]!r}: {problem['msg'].lower()}"
+    return str(error)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(repr(name[:60]) for name in names)[:6]) or "nothing"

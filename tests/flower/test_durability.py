@@ -1,0 +1,187 @@
+"""BatchNorm lives on the site's disk; runs go on where they stopped, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import RAW, Bench, FakeGrid
+from flwr.app import RecordDict
+from safetensors.torch import load
+
+from fedbn.engines.flower import wire
+from fedbn.engines.flower.codec import KEY
+from fedbn.engines.flower.roster import Expected
+from fedbn.errors import ConfigError, DataError, Interrupted
+
+LONG = {**RAW, "training": {"rounds": 4, "local_steps": 2}}
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(bench: Bench) -> None:
+    whole = bench.run(bench.grid(), LONG, "whole").metrics.read_text()
+    asked = iter([False, True])
+    with pytest.raises(Interrupted, match="after round 2 of 4"):
+        bench.run(bench.grid(), LONG, "halved", stop=lambda: next(asked))
+    again = bench.run(bench.grid(), LONG, "halved").metrics.read_text()
+    assert again == whole
+
+
+def test_a_killed_server_forgets_half_a_round_and_does_it_again(bench: Bench) -> None:
+    whole = bench.run(bench.grid(), LONG, "whole").metrics.read_text()
+
+    class KilledError(Exception):
+        pass
+
+    def kill(site, answer):
+        order = "answer" in answer.content.config_records
+        if site == "photo" and order and '"round":3' in str(answer.content["answer"]["json"]):
+            raise KilledError
+        return answer
+
+    with pytest.raises(KilledError):
+        bench.run(bench.grid(kill), LONG, "killed")
+    assert bench.run(bench.grid(), LONG, "killed").metrics.read_text() == whole
+    sources = [e for e in bench.events if e.kind == "begin"]
+    assert sources[-1].round == 2
+
+
+def test_a_finished_run_has_nothing_left_to_do(bench: Bench) -> None:
+    first = bench.run(bench.grid()).metrics.read_text()
+    grid = bench.grid()
+    assert bench.run(grid).metrics.read_text() == first
+    assert grid.log == []
+
+
+def test_a_changed_configuration_is_refused(bench: Bench) -> None:
+    asked = iter([True])
+    with pytest.raises(Interrupted):
+        bench.run(bench.grid(), LONG, stop=lambda: next(asked))
+    other = {**LONG, "training": {"rounds": 4, "local_steps": 3}}
+    with pytest.raises(ConfigError, match=r"changed since the run began: training\.local_steps"):
+        bench.run(bench.grid(), other)
+
+
+def test_changed_data_at_a_site_is_refused(bench: Bench) -> None:
+    asked = iter([True])
+    with pytest.raises(Interrupted):
+        bench.run(bench.grid(), LONG, stop=lambda: next(asked))
+    grid = bench.grid()
+    federation = grid.sites["photo"]._federation
+    client = federation.clients[0]
+    fewer = client.train.take(torch.arange(50))
+    site = grid.sites["photo"]
+    smaller = type(client)(client.name, client.domain, fewer, client.tests)
+    site.__dict__["_federation"] = type(federation)(federation.name, (smaller,), federation.classes)
+    with pytest.raises(DataError, match="the data changed since the run began"):
+        bench.run(grid, LONG)
+
+
+def test_a_message_done_twice_gives_the_same_bytes(bench: Bench) -> None:
+    grid = bench.grid()
+    bench.run(grid)
+    trained = [(m, a) for s, m, a in grid.log if s == "photo" and wire.SHARED in a.content]
+    site = bench.site("photo")
+    for message, answer in trained:
+        again = site.answer(message.content, RecordDict())
+        for name, value in load(answer.content[wire.SHARED][KEY].data).items():
+            assert torch.equal(load(again[wire.SHARED][KEY].data)[name], value)
+
+
+def test_lost_batchnorm_stops_the_site_and_says_so(bench: Bench) -> None:
+    grid = bench.grid()
+    asked = iter([True])
+    with pytest.raises(Interrupted):
+        bench.run(grid, LONG, stop=lambda: next(asked))
+    shutil.rmtree(bench.root / "sites" / "photo")
+    bench.run(bench.grid(), LONG)
+    assert "photo is left out: photo: BatchNorm of round 1 is not in" in bench.notes()
+    assert "a silent new start would change the result" in bench.notes()
+
+
+def test_damaged_batchnorm_is_named(bench: Bench) -> None:
+    asked = iter([True])
+    with pytest.raises(Interrupted):
+        bench.run(bench.grid(), LONG, stop=lambda: next(asked))
+    file = next((bench.root / "sites" / "photo").rglob("photo.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    bench.run(bench.grid(), LONG)
+    assert "photo.safetensors: damaged" in bench.notes()
+
+
+def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) -> None:
+    grid = bench.grid()
+    costs = []
+
+    def cost(plan, one):
+        costs.append(one)
+        grid.away = {"photo"} if one.round in (1, 2) else set()
+
+    bench.run(grid, LONG, costs=cost)
+    assert [sorted(one.sources) for one in costs] == [
+        ["photo", "plain"],
+        ["plain"],
+        ["plain"],
+        ["photo", "plain"],
+    ]
+    assert costs[3].sources["photo"] == "disk"
+    back = [m for s, m, a in grid.log if s == "photo" and wire.SHARED in a.content][-1]
+    assert wire.get(back.content, wire.Order, wire.SHARED).since == 1
+
+
+def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:
+    grid = FakeGrid([bench.site("plain"), bench.site("photo"), bench.site("faded")])
+    grid.away = {"faded"}
+    names = ("plain", "photo", "faded")
+    expected = Expected(names, {name.encode(): name for name in names}, 2)
+    costs = []
+
+    def cost(plan, one):
+        costs.append(one)
+        grid.away = set()
+
+    bench.run(grid, LONG, expected=expected, costs=cost)
+    assert "faded joins" in bench.notes()
+    assert [one.sources.get("faded") for one in costs] == [None, "fresh", "disk", "disk"]
+
+
+def test_without_a_folder_batchnorm_is_in_flowers_memory(bench: Bench) -> None:
+    grid = FakeGrid([bench.site(name, folder=None) for name in ("plain", "photo")])
+    costs = []
+    bench.run(grid, costs=lambda plan, one: costs.append(one))
+    assert [one.sources["plain"] for one in costs] == ["fresh", "state"]
+    grid = FakeGrid([bench.site(name, folder=None) for name in ("plain", "photo")])
+    kept = bench.run(bench.grid(), name="disk").metrics.read_text()
+    assert bench.run(grid, name="memory").metrics.read_text() == kept
+
+
+def test_affine_is_released_only_by_sites_that_agreed(bench: Bench) -> None:
+    grid = FakeGrid([bench.site("plain", release_affine=True), bench.site("photo")])
+    folder = bench.run(grid)
+    released = next(folder.path.rglob("released-affine.safetensors"))
+    names = load(released.read_bytes())
+    assert names
+    assert not [name for name in names if "running" in name or "num_batches" in name]
+    given = {s for s, _, answer in grid.log if wire.AFFINE in answer.content}
+    assert given == {"plain"}
+
+
+def test_participation_scores_the_sites_that_rest_too(bench: Bench) -> None:
+    raw = {**LONG, "training": {"rounds": 4, "local_steps": 2, "participation": 0.5}}
+    from flower_bench import in_one_process
+
+    from fedbn.runs import metrics
+
+    folder = bench.run(bench.grid(), raw)
+    _, _, records = in_one_process(raw)
+
+    def key(record):
+        return (record["round"], record["client"], record["split"], record["metric"])
+
+    got = {key(r): r["value"] for r in metrics.read(folder.metrics)}
+    assert got == {key(vars(r)): r.value for r in records}

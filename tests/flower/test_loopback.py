@@ -1,0 +1,105 @@
+"""One real federation: Flower's server, two sites in processes of their own, TLS and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import SITES, in_one_process
+from safetensors.torch import load
+
+from fedbn.core.rounds import initial_state
+from fedbn.core.state import entries
+from fedbn.engines.flower import demo, serving
+from fedbn.engines.flower.control import grid_of, set_environment
+from fedbn.engines.flower.post import Limits
+from fedbn.engines.flower.quick import quicken
+from fedbn.engines.flower.server_app import Service, serve
+from fedbn.experiments.loading import checked
+from fedbn.experiments.settings import jobs
+from fedbn.runs import checkpoints, metrics
+
+pytestmark = [
+    pytest.mark.federation,
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),
+]
+METHODS = ["fedbn", "fedavg", "fedprox", "silobn"]
+RAW = {
+    "methods": METHODS,
+    "seeds": [0],
+    "training": {"rounds": 2, "local_steps": 3},
+    "data": {"name": "digits_mini"},
+    "model": {"name": "small_cnn"},
+}
+
+
+class Tapped:
+    """A grid that keeps a copy of every message."""
+
+    def __init__(self, grid):
+        self._grid, self.contents = grid, []
+
+    def get_nodes(self):
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.contents += [message.content for message in messages]
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        found = list(self._grid.pull_messages(message_ids))
+        self.contents += [message.content for message in found if message.has_content()]
+        return found
+
+
+def sites_of(folder):
+    return lambda: serving.expected_sites(folder, None)
+
+
+def batchnorm_bytes(contents, plan) -> int:
+    kinds = {entry.name: entry.kind for entry in entries(plan.initial_model)}
+    states = [
+        load(array.data)
+        for content in contents
+        for record in content.array_records.values()
+        for array in record.values()
+    ]
+    assert states
+    return sum(
+        value.numel() * value.element_size()
+        for state in states
+        for name, value in state.items()
+        if kinds[name].startswith("bn_")
+    )
+
+
+def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
+    folder = demo.make(tmp_path / "fed")
+    tapped = {}
+    with demo.running(folder, SITES):
+        set_environment(folder)
+        quicken()
+        for method in METHODS:
+            raw = {**RAW, "methods": [method]}
+            run = serving.run_folder(folder, method, raw)
+            limits = Limits(wait=120, round=120)
+            service = Service(folder.read().id, sites_of(folder), run, limits=limits)
+            with grid_of(folder) as grid:
+                tapped[method] = Tapped(grid)
+                serve(tapped[method], checked(raw), service)
+    for method in METHODS:
+        raw = {**RAW, "methods": [method]}
+        plan, wanted, records = in_one_process(raw)
+        run = serving.run_folder(folder, method, raw)
+        place = run.job(*jobs(checked(raw))[0].key)
+        found, _ = checkpoints.newest(place, replace(initial_state(plan), local={}))
+        for name, value in wanted.shared.state.items():
+            assert torch.equal(found.shared.state[name], value), (method, name)
+        assert len(metrics.read(run.metrics)) == len(records)
+        travelled = batchnorm_bytes(tapped[method].contents, plan)
+        assert (travelled == 0) == (method == "fedbn"), (method, travelled)

@@ -1,0 +1,242 @@
+"""Answers that could poison the model are refused and named; the round goes on without them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import RAW, SITES, Bench, digits
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from safetensors.torch import load, save
+
+from fedbn.engines.flower import wire
+from fedbn.engines.flower.codec import KEY
+from fedbn.engines.flower.roster import Expected
+from fedbn.errors import TooFewClients
+from fedbn.experiments.events import Event
+
+
+def record_of(state) -> ArrayRecord:
+    data = save(state)
+    return ArrayRecord({KEY: Array("uint8", (len(data),), "safetensors", data)})
+
+
+def changed(change):
+    """Tamper with the state that `photo` sends back."""
+
+    def tamper(site: str, answer: Message) -> Message:
+        if site == "photo" and wire.SHARED in answer.content:
+            state = load(answer.content.array_records[wire.SHARED][KEY].data)
+            answer.content[wire.SHARED] = record_of(change(dict(state)))
+        return answer
+
+    return tamper
+
+
+def said(**values):
+    """Tamper with what `photo` says with its update."""
+
+    def tamper(site: str, answer: Message) -> Message:
+        record = answer.content.config_records.get("answer")
+        if site == "photo" and record and wire.SHARED in answer.content:
+            text = json.dumps({**json.loads(record["json"]), **values})
+            answer.content["answer"] = ConfigRecord({"json": text})
+        return answer
+
+    return tamper
+
+
+def first(state, value):
+    name = next(n for n, v in state.items() if v.is_floating_point())
+    return {**state, name: value(state[name])}
+
+
+def spoiled(number):
+    def spoil(tensor):
+        copy = tensor.clone()
+        copy.flatten()[0] = number
+        return copy
+
+    return lambda state: first(state, spoil)
+
+
+def extra_record(site: str, answer: Message) -> Message:
+    if site == "photo" and wire.SHARED in answer.content:
+        answer.content["more"] = record_of({"bn1.weight": torch.ones(3)})
+    return answer
+
+
+def not_safetensors(site: str, answer: Message) -> Message:
+    if site == "photo" and wire.SHARED in answer.content:
+        data = (10**14).to_bytes(8, "little") + b"{}"
+        answer.content[wire.SHARED] = ArrayRecord({KEY: Array("uint8", (10,), "safetensors", data)})
+    return answer
+
+
+HOSTILE = {
+    "NaN": (changed(spoiled(float("nan"))), "NaN or infinity in"),
+    "infinity": (changed(spoiled(float("inf"))), "NaN or infinity in"),
+    "a norm a million times too large": (
+        changed(lambda s: {n: v * 1e6 if v.is_floating_point() else v for n, v in s.items()}),
+        "moves the model by",
+    ),
+    "a (1,) tensor": (changed(lambda s: first(s, lambda t: t.flatten()[:1])), "has shape (1,)"),
+    "a tensor missing": (changed(lambda s: dict([*s.items()][1:])), "missing"),
+    "BatchNorm smuggled in": (
+        changed(lambda s: {**s, "features.1.running_mean": torch.zeros(16)}),
+        "not expected features.1.running_mean",
+    ),
+    "another dtype": (changed(lambda s: first(s, torch.Tensor.double)), "is torch.float64"),
+    "a record too many": (extra_record, "nothing else may travel"),
+    "a header that claims 100 TB": (not_safetensors, "not a whole safetensors file"),
+    "far too many bytes": (
+        changed(lambda s: {**s, "x": torch.zeros(10**6)}),
+        "bytes, where at most",
+    ),
+    "zero examples": (said(examples=0), "says it has 0 training samples"),
+    "negative examples": (said(examples=-5), "says it has -5 training samples"),
+    "enormous examples": (said(examples=10**15), "training samples"),
+    "NaN examples": (said(examples=float("nan")), "NaN is not a number"),
+    "an old round": (said(round=0), "answers for round 0, asked for round"),
+    "another model": (said(schema_hash="0" * 64), "another model: 0000000000000000 there"),
+    "oversized scores": (
+        said(scores=[{"domain": "d", "split": "test", "metric": "m", "value": 1.0}] * 2000),
+        "not a legal answer: scores",
+    ),
+    "a key nobody knows": (said(surprise=1), "surprise"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_is_left_out_and_named(bench: Bench, name: str) -> None:
+    tamper, reason = HOSTILE[name]
+    bench.run(bench.grid(tamper))
+    assert "round 1: photo is left out: " in bench.notes()
+    assert reason in bench.notes()
+    finished = [event for event in bench.events if event.kind == "round"]
+    assert [event.round for event in finished] == [1, 2]
+    values = [r["value"] for r in finished[-1].records if r["metric"] == "training_loss"]
+    assert len(values) == 1
+    assert values[0] == values[0]
+
+
+def test_a_silent_reset_of_batchnorm_is_refused(bench: Bench) -> None:
+    bench.run(bench.grid(said(source="fresh")))
+    assert "round 2: photo is left out: its BatchNorm is new" in bench.notes()
+    assert "round 1: photo is left out" not in bench.notes()
+
+
+def test_a_straggler_is_left_out_and_named(bench: Bench) -> None:
+    bench.limits = type(bench.limits)(wait=0.5, round=0.3, grace=0, poll=0.01, look=10)
+    bench.run(bench.grid(lambda s, a: None if s == "photo" and wire.SHARED in a.content else a))
+    assert "round 1: photo is left out: no answer within 0.3 s; a later one is discarded" in (
+        bench.notes()
+    )
+
+
+def test_a_node_that_restarts_is_asked_again_and_the_result_is_the_same(bench: Bench) -> None:
+    undisturbed = bench.run(bench.grid(), name="undisturbed").metrics.read_text()
+    lost = []
+
+    def tamper(site: str, answer: Message) -> Message | None:
+        if site == "photo" and wire.SHARED in answer.content and not lost:
+            lost.append(answer)
+            grid.activated["photo"] = "second"
+            return None
+        return answer
+
+    grid = bench.grid(tamper)
+    found = bench.run(grid, name="disturbed").metrics.read_text()
+    assert lost
+    assert found == undisturbed
+
+
+def test_an_answer_by_another_node_is_refused(bench: Bench) -> None:
+    def tamper(site: str, answer: Message) -> Message:
+        if site == "photo" and wire.SHARED in answer.content:
+            answer.metadata.__dict__["_src_node_id"] = 999
+        return answer
+
+    bench.run(bench.grid(tamper))
+    assert "photo is left out: answered by another node, 999" in bench.notes()
+
+
+def test_a_node_whose_key_is_not_known_is_never_asked(bench: Bench) -> None:
+    grid = bench.grid()
+    only = Expected(("plain",), {b"plain": "plain"}, 1)
+    bench.run(grid, expected=only)
+    assert {site for site, _, _ in grid.log} == {"plain"}
+
+
+def test_too_few_sites_end_with_who_is_missing(bench: Bench) -> None:
+    grid = bench.grid()
+    grid.away = {"photo"}
+    with pytest.raises(TooFewClients, match=r"1 of 2 sites are here .* missing: photo: not conn"):
+        bench.run(grid)
+    assert TooFewClients.exit_code == 5
+
+
+def mismatched(change):
+    def tamper(site: str, answer: Message) -> Message:
+        record = answer.content.config_records.get("hello")
+        if site == "photo" and record:
+            text = json.dumps({**json.loads(record["json"]), **change})
+            answer.content["hello"] = ConfigRecord({"json": text})
+        return answer
+
+    return tamper
+
+
+SWAPPED = ["1", "0", *[str(digit) for digit in range(2, 10)]]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": "0.0.1"}, "another version: fedbn 0.0.1 there"),
+        ({"classes": SWAPPED}, "another class list: .* there, .* at plain .class 0 is '1' there"),
+        ({"schema_hash": "f" * 64}, "another model: ffffffffffffffff there, [0-9a-f]{16} at plain"),
+        ({"input_shape": [1, 28, 28]}, "samples of shape"),
+        (
+            {"member": {"name": "plain", "domain": "x", "examples": 9}},
+            "says it is 'plain', but its",
+        ),
+        ({"member": {"name": "photo", "domain": "x", "examples": 0}}, "member.examples = '0'"),
+        ({"member": {"name": "photo", "domain": "x", "examples": 2.5}}, "member.examples = '2.5'"),
+    ],
+)
+def test_a_site_that_does_not_fit_is_refused_before_round_1(bench, change, reason) -> None:
+    with pytest.raises(TooFewClients, match=reason):
+        bench.run(bench.grid(mismatched(change)))
+    assert not [event for event in bench.events if event.kind == "round"]
+
+
+def test_the_server_cannot_make_a_site_run_code_of_its_choice(bench: Bench) -> None:
+    raw = {**RAW, "model": {"name": "os:system", "args": {"command": "true"}}}
+    with pytest.raises(TooFewClients, match="only when it was joined with --trust os"):
+        bench.run(bench.grid(), raw)
+
+
+def test_a_site_refuses_another_version_and_another_federation(bench: Bench) -> None:
+    grid = bench.grid()
+    bench.run(grid)
+    order = wire.get(grid.log[0][1].content, wire.Order)
+    site = bench.site("plain")
+    for change, reason in (
+        ({"version": "9"}, "fedbn 9 at the"),
+        ({"federation": "x"}, "another fed"),
+    ):
+        with pytest.raises(Exception, match=reason):
+            site.answer(wire.put(order.model_copy(update=change)), RecordDict())
+
+
+def test_a_robust_aggregator_bounds_a_sign_flip(bench: Bench) -> None:
+    assert len(SITES) < len(digits().clients)
+    flip = changed(lambda s: {n: -v if v.is_floating_point() else v for n, v in s.items()})
+    bench.run(bench.grid(flip), {**RAW, "methods": ["fedbn+median"]})
+    assert isinstance(bench.events[-1], Event)
+    assert "left out" not in bench.notes()

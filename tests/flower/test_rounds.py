@@ -1,0 +1,61 @@
+"""Rounds over Flower give what the embedded engine gives, and nothing of BatchNorm travels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import RAW, Bench, in_one_process
+from safetensors.torch import load
+
+from fedbn.core.rounds import RunState, initial_state
+from fedbn.core.state import Kind, entries
+from fedbn.engines.flower import wire
+from fedbn.experiments.loading import checked
+from fedbn.experiments.settings import jobs
+from fedbn.runs import checkpoints, metrics
+
+
+def shared_of(folder, raw, plan) -> RunState:
+    place = folder.job(*jobs(checked(raw))[0].key)
+    state, _ = checkpoints.newest(place, replace(initial_state(plan), local={}))
+    return state
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedavg", "fedprox", "silobn", "fedbn+median+adam"])
+def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
+    raw = {**RAW, "methods": [method]}
+    folder = bench.run(bench.grid(), raw)
+    plan, expected, records = in_one_process(raw)
+    found = shared_of(folder, raw, plan)
+    assert found.round == 2
+    for name, value in expected.shared.state.items():
+        assert torch.equal(found.shared.state[name], value), name
+
+    def key(record):
+        return (record["round"], record["client"], record["split"], record["metric"])
+
+    got = {key(r): r["value"] for r in metrics.read(folder.metrics)}
+    wanted = {key(vars(r)): r.value for r in records}
+    assert got == wanted
+
+
+def test_no_byte_of_batchnorm_travels(bench: Bench) -> None:
+    grid = bench.grid()
+    bench.run(grid)
+    plan, _, _ = in_one_process(RAW)
+    kinds = {e.name: e.kind for e in entries(plan.initial_model)}
+    counted = 0
+    for _, sent, answer in grid.log:
+        for content in (sent.content, answer.content):
+            for record in content.array_records.values():
+                for array in record.values():
+                    state = load(array.data)
+                    counted += len(state)
+                    assert {kinds[name] for name in state} == {Kind.WEIGHT}
+    assert counted > 0
+    assert wire.length(grid.log[-1][1].content) > 0
