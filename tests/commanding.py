@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -72,13 +72,24 @@ def write_sites(
     return folder
 
 
-def call(*arguments: object, cwd: Path | None = None, tty: bool = False) -> Answer:
-    """Run the command in this process, as a fresh process would."""
+def call(
+    *arguments: object, cwd: Path | None = None, tty: bool = False, pictures: bool = False
+) -> Answer:
+    """Run the command in this process, as a fresh process would.
+
+    Args:
+        arguments: What is typed behind `fedbn`.
+        cwd: The current directory.
+        tty: Whether stdout and stderr are terminals.
+        pictures: Draw learning curves, which takes longer than all the rest of a small run.
+    """
     out, err = (Terminal(), Terminal()) if tty else (io.StringIO(), io.StringIO())
     argv = mock.patch.object(sys, "argv", ["fedbn", *map(str, arguments)])
+    undrawn = mock.patch("fedbn.results.curves.draw_curves", lambda records, file: file.touch())
     with _restored(cwd), redirect_stdout(out), redirect_stderr(err), argv:
         try:
-            main()
+            with nullcontext() if pictures else undrawn:
+                main()
         except SystemExit as end:
             code = end.code
     assert isinstance(code, int)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commanding import bits, call, newest, records, write_sites
+from commanding import bits, call, children, newest, records, running, write_sites
 
 # Client b's features are ten times those of a: a model can tell whose batch it sees.
 OWN = """
@@ -140,6 +140,7 @@ def test_what_nobody_foresaw_is_one_line(workers: int, sites: Path, tmp_path: Pa
     assert "RuntimeError: one only (--debug shows where)" in answer.err.splitlines()[-1]
     assert "Traceback" not in answer.err
     assert (tmp_path / "out" / "config.toml").exists()  # what there is stays
+    assert not any(map(running, children(os.getpid())))
 
 
 class FullDisk:
@@ -191,6 +192,6 @@ def test_a_disk_full_from_the_start_leaves_nothing(name: str, sites: Path, tmp_p
 def test_a_picture_that_cannot_be_written(finished: Path) -> None:
     (finished / "curves.png").unlink()
     (finished / "curves.png").mkdir()
-    answer = call("resume", finished)
+    answer = call("resume", finished, pictures=True)
     assert answer.code == 1
     assert "cannot write" in answer.line

@@ -76,7 +76,8 @@ def test_a_reader_that_goes_away_is_no_error(processes: Processes, tmp_path: Pat
 
 def test_results_on_stdout_messages_on_stderr(sites: Path, tmp_path: Path) -> None:
     asked = ("--model", "mlp", "--rounds", 2, "--seed", 0, "--seed", 1, "--method", "fedbn")
-    answer = call("run", "--data", sites, *asked, "--workers", 1, "--out", tmp_path / "out")
+    asked += ("--workers", 1, "--out", tmp_path / "out")
+    answer = call("run", "--data", sites, *asked, pictures=True)
     assert answer.code == 0
     head, row = answer.out.splitlines()
     assert head.split() == ["test", "accuracy,", "%", "a", "b", "mean"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from commanding import bits, call, children, newest, records, running, write_sites
+from commanding import bits, call, newest, records, write_sites
+from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, TooFewClients
+from fedbn.experiments import crew
+from fedbn.experiments.events import Event
 
 SMALL = ("--model", "mlp", "--rounds", 2, "--seed", 0)
 
@@ -19,20 +21,22 @@ SMALL = ("--model", "mlp", "--rounds", 2, "--seed", 0)
     ["sweep.training.local_steps=[1, 2]", "sweep.data.path=['sites', 'others']"],
     ids=["of steps", "of data"],
 )
-def test_a_sweep_is_the_same_in_one_process_and_in_two(
+def test_the_saved_configuration_means_the_same_jobs(
     sweep: str, sites: Path, tmp_path: Path
 ) -> None:
+    """Worker processes and `resume` know nothing else."""
     shutil.copytree(sites, tmp_path / "sites")
     write_sites(tmp_path / "others", "xy")
     data = () if "data" in sweep else ("--data", "sites/")
-    for workers in (1, 2):
-        asked = ("--rounds", 2, "--seed", 0, "--method", "fedbn", "--set", sweep)
-        out = ("--workers", workers, "--out", f"run-{workers}")
-        answer = call("run", *data, *asked, *out, cwd=tmp_path)
-        assert answer.code == 0, answer.err
-        assert len(answer.out.splitlines()) == 3
-    assert bits(tmp_path / "run-1") == bits(tmp_path / "run-2")
-    assert call("resume", tmp_path / "run-1").code == 0  # from another directory
+    asked = ("--rounds", 2, "--seed", 0, "--method", "fedbn", "--set", sweep)
+    answer = call("run", *data, *asked, "--workers", 1, "--out", "run", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert len(answer.out.splitlines()) == 3
+    whole = bits(tmp_path / "run")
+    for last in tmp_path.glob("run/checkpoints/*/*/*/round-000002"):
+        shutil.rmtree(last)
+    assert call("resume", tmp_path / "run", "--workers", 1).code == 0  # from another directory
+    assert bits(tmp_path / "run") == whole
 
 
 def test_the_validation_split_is_held_out_of_training(sites: Path, tmp_path: Path) -> None:
@@ -93,31 +97,12 @@ def test_scores_every_so_many_rounds_and_at_the_end(sites: Path, tmp_path: Path)
     assert sorted({r["round"] for r in found if r["metric"] == "training_loss"}) == [1, 2, 3, 4, 5]
 
 
-FAILS = """
-from torch import nn
-
-class Loud(nn.Module):
-    def forward(self, x):
-        if self.training and len(x) > 2:
-            raise RuntimeError("worker trouble")
-        return x
-
-def net():
-    print("a model that prints")
-    return nn.Sequential(Loud(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-"""
-
-
-def test_a_job_that_fails_in_a_worker_has_its_exit_code_and_ends_the_others(
-    sites: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "loud.py").write_text(FAILS)
-    asked = ("--model", "loud:net", "--rounds", 2, "--seed", 0, "--method", "fedbn")
-    asked += ("--method", "fedavg", "--workers", 2, "--out", "out")
-    answer = call("run", "--data", sites, *asked, cwd=tmp_path)
-    assert answer.code == 5
-    assert "default 0: round 1: 0 of 2 clients gave a usable update" in answer.err.splitlines()[-1]
-    assert not any(map(running, children(os.getpid())))
+@pytest.mark.parametrize("kind", [FedbnError, ConfigError, DataError, TooFewClients, DamagedRun])
+def test_what_fails_in_a_worker_fails_the_same_in_its_parent(kind: type[FedbnError]) -> None:
+    event = Event("failed", ("fedbn", "default", 3), text="why", exit_code=kind.exit_code)
+    error = crew._error(Event.from_line(event.to_line()))
+    assert type(error) is kind
+    assert str(error) == "fedbn default 3: why"
 
 
 def test_a_method_with_server_memory_resumes(sites: Path, tmp_path: Path) -> None:

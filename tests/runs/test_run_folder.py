@@ -117,7 +117,7 @@ def test_names_in_any_script_survive(tmp_path: Path) -> None:
     names = ["a b", "日本", "[red]c", "$x^{$", "–"]
     sites = write_sites(tmp_path / "sites", names)
     asked = ("--model", "mlp", "--rounds", 1, "--seed", 0, "--method", "fedbn")
-    answer = call("run", "--data", sites, *asked, "--out", tmp_path / "out")
+    answer = call("run", "--data", sites, *asked, "--out", tmp_path / "out", pictures=True)
     assert answer.code == 0, answer.err
     header = answer.out.splitlines()[0]
     assert all(name in header for name in names)  # markup is shown, not followed

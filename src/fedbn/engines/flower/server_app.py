@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from fedbn.experiments.sameness import differences
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.settings import Job, jobs
 from fedbn.runs.folder import RunFolder
+
+log = logging.getLogger("flwr")  # what the server app's process shows
 
 
 @dataclass(frozen=True)
@@ -196,13 +199,13 @@ def make_app() -> ServerApp:
         expected = Expected(least=int(config.get("sites") or 2))
         wait, deadline = float(config.get("wait") or 300), float(config.get("deadline") or 3600)
         limits = Limits(wait=wait, round=deadline)
-        service = Service("flwr", lambda: expected, folder, print_event, limits=limits)
+        service = Service("flwr", lambda: expected, folder, log_event, limits=limits)
         with folder.locked():
             serve(grid, experiment, service)
 
     return app
 
 
-def print_event(event: Event) -> None:
+def log_event(event: Event) -> None:
     """Say in the server's log how a run goes."""
-    print(f"{event.kind} {event.job} {event.round}/{event.rounds} {event.text}", flush=True)
+    log.info("%s %s %d/%d %s", event.kind, event.job, event.round, event.rounds, event.text)
