@@ -47,7 +47,7 @@ def init(
     _say(f"next: fedbn federation server {fed}")
 
 
-@group.command()
+@group.command(epilog="Example: fedbn federation server FED")
 def server(
     fed: Fed,
     bind: Annotated[str, typer.Option(help="The address to listen at.")] = "0.0.0.0",
@@ -102,7 +102,7 @@ def join(
         joining.join(given, options, home, wait=wait, stop=stop, say=_say)
 
 
-@group.command()
+@group.command(epilog="Example: fedbn federation check nyu.fedbn --data my_data/")
 def check(
     what: Annotated[Path, typer.Argument(metavar="FED|BUNDLE", help="What to examine.")],
     data: Annotated[str | None, typer.Option(help="With a BUNDLE: the site's data.")] = None,
@@ -155,7 +155,7 @@ def run(
     _run(folder, raw, name or file.stem, str(file), limits, min_sites, json)
 
 
-@group.command()
+@group.command(epilog="Example: fedbn federation status FED")
 def status(fed: Fed) -> None:
     """Show which sites are connected, and how far each run is."""
     folder = _folder(fed)
@@ -179,7 +179,7 @@ def status(fed: Fed) -> None:
         print(f"run {run_name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
 
 
-@group.command("add-site")
+@group.command("add-site", epilog="Example: fedbn federation add-site FED mgh")
 def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's name.")]) -> None:
     """Add a site; a run that is under way takes it in at its next round."""
     folder = _folder(fed)
@@ -190,7 +190,7 @@ def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's 
     print(f"{serving.add_site(folder, site)}: hand this to {site}, then delete it here")
 
 
-@group.command()
+@group.command(epilog="Example: fedbn federation demo")
 def demo(
     out: Annotated[
         Path | None, typer.Option(help="Keep the federation's folder here. [default: thrown away]")

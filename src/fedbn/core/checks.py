@@ -38,11 +38,13 @@ def check_federation(federation: Federation) -> list[str]:
 
 def check_name(name: str, where: str) -> None:
     """Refuse a client's name that cannot be a file's name or a line of a log."""
-    bad = not name.strip() or name in (".", "..") or any(sign in name for sign in '/\\:*?"<>|')
+    bad = (
+        not name.strip() or name in (".", "..", "all") or any(sign in name for sign in '/\\:*?"<>|')
+    )
     if bad or not name.isprintable() or len(name.encode()) > _MAX_NAME:
         raise DataError(
             f"{where}: client name {name!r}: legal are 1 to {_MAX_NAME} printable bytes "
-            'without / \\ : * ? " < > |'
+            'without / \\ : * ? " < > |, other than "all" (the name of pooled data)'
         )
 
 

@@ -28,6 +28,7 @@ INFO = Info(
     licence="yours",
 )
 
+_MOST_CLASSES = 100_000
 _PARTS = {"x": ("x", "images"), "y": ("y", "labels")}
 
 
@@ -56,7 +57,7 @@ def arrays(path: str | None = None) -> Federation:
 def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
     """Read an npz whole; pickled objects are refused, a damaged file is named."""
     try:
-        with np.load(file, allow_pickle=False) as content:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise DataError(f"{file}: not an npz file")
             return {key: content[key] for key in content.files}
@@ -87,7 +88,10 @@ def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -
         for file, content in contents.items()
         for part in ("train", "test")
     ]
-    return tuple(str(label) for label in range(max(int(y.max(initial=0)) for y in labels) + 1))
+    largest = max(int(y.max(initial=0)) for y in labels)
+    if largest >= _MOST_CLASSES:
+        raise DataError(f"label {largest}: legal are whole numbers below {_MOST_CLASSES:,}")
+    return tuple(str(label) for label in range(largest + 1))
 
 
 def _client(file: Path, content: Mapping[str, NDArray[np.generic]]) -> Client:
@@ -117,7 +121,8 @@ def _samples(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) 
             raise DataError(
                 f"{file}, {part}: samples of dtype {x.dtype}; legal are uint8 and floats"
             )
-        x = x.astype(np.float32)
+        with np.errstate(all="ignore"):  # what overflows is infinite, and named by the checks
+            x = x.astype(np.float32)
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
@@ -127,8 +132,14 @@ def _samples(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) 
 
 def _labels(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> NDArray[np.int64]:
     y = _array(content, part, "y", file)
-    if y.dtype.kind not in "iub" and not (y.dtype.kind == "f" and np.array_equal(y, np.round(y))):
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    whole = y.dtype.kind in "iub" or (
+        y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
+    )
+    if not whole or y.ndim != 1:
         raise DataError(
-            f"{file}, {part}: labels of dtype {y.dtype}; legal are whole numbers from 0"
+            f"{file}, {part}: labels of dtype {y.dtype} and shape {y.shape}; "
+            "legal are whole numbers from 0, one a sample"
         )
-    return y.astype(np.int64).reshape(len(y), -1)[:, 0] if y.ndim > 1 else y.astype(np.int64)
+    return y.astype(np.int64)

@@ -45,9 +45,12 @@ def request(
 ) -> Raw:
     """Merge what a user asks for: the file, then the flags, then `--set`; paths made absolute."""
     raw = read_toml(file) if file else {}
-    for key, value in flags.items():
-        if value is not None and value != []:
-            raw = placed(raw, key, value)
+    given = {key: value for key, value in flags.items() if value is not None and value != []}
+    if {"data.name", "data.path"} & given.keys() and isinstance(raw.get("data"), Mapping):
+        kept = {key: value for key, value in raw["data"].items() if key not in ("name", "path")}
+        raw = {**raw, "data": kept}
+    for key, value in given.items():
+        raw = placed(raw, key, value)
     raw = with_settings(raw, settings)
     check_values(raw, where)
     return with_absolute_paths(raw)
