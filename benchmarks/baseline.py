@@ -7,7 +7,9 @@ walking state dicts. It computes the same rounds as the library.
 from __future__ import annotations
 
 import copy
+import multiprocessing
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
@@ -105,3 +107,43 @@ class PlainLoop:
                     seen += len(y)
             scores.append(right / seen)
         return scores
+
+
+class Apart:
+    """The plain loop in a process of its own: with torch's and the C library's defaults."""
+
+    def __init__(self, clients: Sequence[Client], build: Callable[[], nn.Module]):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, clients, build), daemon=True)
+        self._process.start()
+        self._pipe.recv()
+
+    def round(self) -> None:
+        """Do a round over there, and wait for it."""
+        self._ask("round")
+
+    def evaluate(self) -> None:
+        """Score over there, and wait for it."""
+        self._ask("evaluate")
+
+    def average(self) -> None:
+        """Average over there, and wait for it."""
+        self._ask("average")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+
+    def _ask(self, what: str) -> None:
+        self._pipe.send(what)
+        self._pipe.recv()
+
+
+def _serve(pipe: Connection, clients: Sequence[Client], build: Callable[[], nn.Module]) -> None:
+    loop = PlainLoop(clients, build)
+    pipe.send(None)
+    while True:
+        getattr(loop, pipe.recv())()
+        pipe.send(None)

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.baseline import PlainLoop
-from benchmarks.measuring import THREADS, Row, interleaved, machine, roofline, seconds
+from benchmarks.baseline import Apart
+from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
 from fedbn.core.aggregators import Mean, Weighted
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.plan import Plan
@@ -92,8 +92,10 @@ class Ours:
 def digits(peak: float) -> list[Row]:
     """One run: a round of five clients with 743 images each; and scoring."""
     federation, build = pictures(5, 743, 16, 28), partial(digit_cnn, 10, (3, 28, 28))
-    plain = PlainLoop(federation.clients, build)
-    with closing(Ours(federation, build)) as ours:
+    with (
+        closing(Apart(federation.clients, build)) as plain,
+        closing(Ours(federation, build)) as ours,
+    ):
         row = interleaved(
             Row("digits, one run, 5 clients", "s a round"), plain.round, ours.round, _PASSES
         )
@@ -106,8 +108,7 @@ def digits(peak: float) -> list[Row]:
 def evaluation(peak: float) -> list[Row]:
     tests = pictures(5, 2, 600, 28)
     build = partial(digit_cnn, 10, (3, 28, 28))
-    plain = PlainLoop(tests.clients, build)
-    with closing(Ours(tests, build)) as ours:
+    with closing(Apart(tests.clients, build)) as plain, closing(Ours(tests, build)) as ours:
         row = Row("digits, evaluation, 5 × 600 images", "s")
         return [interleaved(row, plain.evaluate, ours.score, _PASSES)]
 
@@ -115,12 +116,13 @@ def evaluation(peak: float) -> list[Row]:
 def sweep(peak: float) -> list[Row]:
     """Four plans side by side in worker processes; the time between first and last round."""
     federation, build = pictures(5, 743, 16, 28), partial(digit_cnn, 10, (3, 28, 28))
-    plain = PlainLoop(federation.clients, build)
     row = Row("digits, sweep of 4 plans", "s a run-round")
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(Apart(federation.clients, build)) as plain,
+    ):
         _save_npz(federation, Path(folder) / "data")
         for count in range(_PASSES):
-            torch.set_num_threads(THREADS)
             row.plain.append(seconds(plain.round))
             row.ours.append(_sweep_seconds(Path(folder), count))
     row.note = f"{_ROUND_GFLOP / peak / sorted(row.ours)[len(row.ours) // 2]:.0%} of the roofline"
@@ -173,8 +175,10 @@ def _save_npz(federation: Federation, folder: Path) -> None:
 
 def big_pictures(peak: float) -> list[Row]:
     federation, build = pictures(4, 62, 4, 256), partial(alexnet, 10, (3, 256, 256))
-    plain = PlainLoop(federation.clients, build)
-    with closing(Ours(federation, build)) as ours:
+    with (
+        closing(Apart(federation.clients, build)) as plain,
+        closing(Ours(federation, build)) as ours,
+    ):
         return [
             interleaved(
                 Row("AlexNet, 4 × 62 images", "s a round"), plain.round, ours.round, _PASSES
@@ -191,8 +195,10 @@ def dense(peak: float) -> list[Row]:
         (100, 5995, partial(abide_net, 2, (5995,))),
     ):
         federation = vectors(clients, 64, width)
-        plain = PlainLoop(federation.clients, build)
-        with closing(Ours(federation, build, engine="batched")) as ours:
+        with (
+            closing(Apart(federation.clients, build)) as plain,
+            closing(Ours(federation, build, engine="batched")) as ours,
+        ):
             row = Row(f"MLP on {width}, {clients} clients", "s a round")
             rows.append(interleaved(row, plain.round, ours.round, _PASSES))
     return rows
@@ -223,20 +229,18 @@ print(time.perf_counter() - begin, peak - data, peak)
 
 
 def aggregation(peak: float) -> list[Row]:
-    model = digit_cnn(10, (3, 28, 28))
-    plain = PlainLoop([], lambda: model)
-    plain.models = [digit_cnn(10, (3, 28, 28)) for _ in range(5)]
-    with closing(Ours(pictures(5, 4, 4, 28), partial(digit_cnn, 10, (3, 28, 28)))) as ours:
+    federation, build = pictures(5, 4, 4, 28), partial(digit_cnn, 10, (3, 28, 28))
+    with (
+        closing(Apart(federation.clients, build)) as plain,
+        closing(Ours(federation, build)) as ours,
+    ):
         packs = [ours.state.shared.clone() for _ in range(5)]
+
+        def average() -> None:
+            Mean().combine((Weighted(pack, 1.0) for pack in packs), ours.state.shared)
+
         row = Row("averaging 5 digit models", "s")
-        return [
-            interleaved(
-                row,
-                plain.average,
-                lambda: Mean().combine((Weighted(p, 1.0) for p in packs), ours.state.shared),
-                _PASSES,
-            )
-        ]
+        return [interleaved(row, plain.average, average, _PASSES)]
 
 
 def starting(peak: float) -> list[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-# What torch takes by default: the plain loop runs with it.
+# What torch takes by default, before anything here sets it.
 THREADS = torch.get_num_threads()
 
 
@@ -51,12 +51,10 @@ def seconds(work: Callable[[], object]) -> float:
 def interleaved(
     row: Row, plain: Callable[[], object], ours: Callable[[], object], passes: int
 ) -> Row:
-    """Warm both up, then measure them alternately; the plain one with torch's default threads."""
+    """Warm both up, then measure them alternately."""
+    torch.set_num_threads(1)
     for count in range(passes + 1):
-        torch.set_num_threads(THREADS)
-        a = seconds(plain)
-        torch.set_num_threads(1)
-        b = seconds(ours)
+        a, b = seconds(plain), seconds(ours)
         if count:
             row.plain.append(a)
             row.ours.append(b)

@@ -35,6 +35,7 @@ class Replica:
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
         self._folded: FoldedModel | None = None
+        self._format: torch.memory_format | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
             (module, name, module._buffers[name])
@@ -49,6 +50,17 @@ class Replica:
         self.local.copy_(local)
         for (module, name, _), value in zip(self._passing, self._fresh, strict=True):
             module._buffers[name] = None if value is None else value.clone()
+
+    def memory_format(self, x: Tensor) -> torch.memory_format:
+        """The layout of images that trains faster: channels last, where the model allows it.
+
+        Convolutions carry the layout on; a model that reshapes with `view` may refuse it, so it is
+        tried on a copy, once.
+        """
+        if self._format is None:
+            last = x.dim() == 4 and _trains(self.model, x, torch.channels_last)
+            self._format = torch.channels_last if last else torch.contiguous_format
+        return self._format
 
     def fold(self, x: Tensor) -> bool:
         """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on."""
@@ -66,6 +78,17 @@ class Replica:
         """The received values of the shared parameters, on the model's device."""
         device = next(iter(self.shared.vectors.values())).device if self.shared.vectors else "cpu"
         return [received.state[name].to(device) for name in self._shared_names]
+
+
+def _trains(model: nn.Module, x: Tensor, memory_format: torch.memory_format) -> bool:
+    """Tell whether a copy of the model can take a training step on images of this layout."""
+    probe = copy.deepcopy(model).train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            probe(x.contiguous(memory_format=memory_format)).sum().backward()
+    except Exception:
+        return False
+    return True
 
 
 class _RandomOps(TorchDispatchMode):

@@ -113,6 +113,7 @@ def local_train(
     shared: Sequence[nn.Parameter] = (),
     anchor: Sequence[Tensor] = (),
     objective: Objective = CLASSIFICATION,
+    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> float:
     """Train a client's model for one round, in place; returns the mean loss seen on the way.
 
@@ -126,6 +127,7 @@ def local_train(
         shared: The shared trainable parameters of the model.
         anchor: Their values as received.
         objective: The loss.
+        memory_format: How batches lie in memory; see `Replica.memory_format`.
     """
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in penalties if isinstance(p, DirectPenalty)]
@@ -137,7 +139,7 @@ def local_train(
         if data.augment is not None:
             x = data.augment(x, draws)
         optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(model(x), y)
+        loss = objective.loss(model(x.contiguous(memory_format=memory_format)), y)
         whole = loss
         for penalty in by_graph:
             whole = whole + penalty.value(shared, anchor)
