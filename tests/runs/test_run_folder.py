@@ -153,13 +153,13 @@ def test_a_folder_that_cannot_be_written(parent: str, sites: Path, tmp_path: Pat
     (tmp_path / "file").write_text("")
     out = tmp_path / parent / "out"
     answer = call("run", "--data", sites, "--out", out)
-    assert answer.code == 1
+    assert answer.code == 3
     assert f"cannot write {out}" in answer.line
 
 
 def test_a_folder_name_that_is_too_long(sites: Path, tmp_path: Path) -> None:
     answer = call("run", "--data", sites, "--out", tmp_path / ("x" * 300))
-    assert answer.code == 1
+    assert answer.code == 3
     assert "File name too long" in answer.line
 
 

@@ -52,12 +52,19 @@ def to_json(value: Any) -> bytes:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what the system refuses into one line that names the file."""
+def explained(path: Path, kind: type[FedbnError] = FedbnError) -> Iterator[None]:
+    """Turn what the system refuses into one line that names the file.
+
+    Args:
+        path: What is being written.
+        kind: The error to raise, unless the disk is full: a path that the user chose is a wrong
+            value, and not a run that failed.
+    """
     try:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else error.strerror or str(error)
         hint = "; completed rounds are saved: make room, then `fedbn resume`" if full else ""
-        raise FedbnError(f"cannot write {path}: {reason}{hint}") from error
+        error_kind = FedbnError if full else kind
+        raise error_kind(f"cannot write {path}: {reason}{hint}") from error

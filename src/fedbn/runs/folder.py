@@ -43,7 +43,7 @@ class RunFolder:
 
     def begin(self, request: Mapping[str, Any]) -> list[Path]:
         """Make the folder and put the request into it; returns the folders that were made."""
-        with explained(self.path):
+        with explained(self.path, ConfigError):
             self._check_empty()
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
