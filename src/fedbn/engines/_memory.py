@@ -1,8 +1,8 @@
 """Memory of the process: keep what was freed, because the next step needs it again.
 
 Training allocates every gradient anew each step. Above 128 KiB glibc takes such blocks from the
-system and gives them back, so that each step pays for thousands of page faults (15,000 a step for
-the paper's digit CNN). With the thresholds raised, freed blocks are used again.
+system and gives them back, so that each step pays for page faults over gradients as large as the
+model. With the thresholds raised, freed blocks are used again.
 """
 
 from __future__ import annotations
