@@ -45,10 +45,11 @@ def test_every_client_is_scored_as_its_own_model_would_be(vectors: Federation):
     replica = Replica(made.initial_model, made.method)
     assert replica.fold(torch.zeros(2, 3))
     for client in vectors.clients:
-        replica.load(state.shared, state.local[client.name])
+        local = state.local[client.name]
+        replica.load(state.shared, local)
         test = client.tests[client.domain]
         plain = evaluate(replica.model, test)
-        folded = evaluate(replica.scoring_model(), test)
+        folded = evaluate(replica.scoring_model(state.shared, local), test)
         assert folded.accuracy == plain.accuracy
         assert folded.loss == pytest.approx(plain.loss, rel=1e-5)
 
@@ -103,3 +104,36 @@ def test_an_awkward_model_is_folded_right_or_not_at_all(name: str):
         twin.refresh()
         with torch.no_grad():
             torch.testing.assert_close(twin(x), net.eval()(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["blocked", "plain"])
+def test_images_pass_through_either_layout(layout: str):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 5),
+    ).eval()
+    net[1].running_mean.normal_()
+    net[1].running_var.uniform_(0.5, 2)
+    x = torch.randn(6, 3, 8, 8)
+    twin = fold(net, x[:2], [layout])
+    assert twin is not None
+    twin.refresh()
+    with torch.inference_mode():
+        torch.testing.assert_close(twin(x), net(x), rtol=1e-4, atol=1e-4)
+        assert not twin(x).is_mkldnn
+
+
+def test_what_has_no_blocked_form_is_folded_as_usual():
+    class Halved(nn.Module):
+        def forward(self, x):
+            return x[:, ::2]  # a step that oneDNN's blocks do not have
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Halved()).eval()
+    x = torch.randn(2, 3, 6, 6)
+    assert fold(net, x, ["blocked"]) is None
+    assert fold(net, x) is not None

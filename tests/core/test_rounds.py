@@ -10,7 +10,8 @@ import torch
 from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import initial_state, participants, run_round, score_client
+from fedbn.core.rounds import initial_state, participants, run_round
+from fedbn.core.scoring import score_client
 from fedbn.core.server import server_adam
 from fedbn.methods.fedavg import fedavg
 from fedbn.methods.fedbn import fedbn

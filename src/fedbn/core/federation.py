@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Split:
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Take some samples, ready for a model.
 
-        Example:
+        Examples:
             >>> pixels = torch.tensor([[0, 255]], dtype=torch.uint8)
             >>> Split(pixels, torch.tensor([1])).batch(slice(1))
             (tensor([[-1.,  1.]]), tensor([1]))
@@ -84,12 +85,17 @@ class Federation:
         clients: In the fixed order in which everything is summed and shown.
         classes: The names of the classes; a label is an index into them.
         remarks: What every picture and table must say of the data ("rendered, not the original").
+        preparation: How a further sample is made ready, in plain values for the reader of such
+            files (the columns of a table); empty where its shape says enough.
+        stand_ins: Domains whose data stands in for an original: no number of others compares.
     """
 
     name: str
     clients: tuple[Client, ...]
     classes: tuple[str, ...]
     remarks: tuple[str, ...] = field(default=())
+    preparation: Mapping[str, Any] = field(default_factory=dict)
+    stand_ins: tuple[str, ...] = field(default=())
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -103,7 +109,7 @@ class Federation:
     def pooled(self) -> Federation:
         """Bring all training data to one client `all`, scored on every domain (Centralized).
 
-        Example:
+        Examples:
             >>> part = Split(torch.zeros(2, 3), torch.tensor([0, 1]))
             >>> both = [Client(n, n, part, {n: part}) for n in ("a", "b")]
             >>> one = Federation("f", tuple(both), ("x", "y")).pooled().clients[0]

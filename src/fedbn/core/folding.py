@@ -10,7 +10,9 @@ Works for any model that `torch.fx` can trace; others are scored as they are.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +22,7 @@ _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _TOLERANCE = 1e-4
+Layout = Literal["blocked", "plain"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,16 @@ class FoldedModel(nn.Module):
     It reads the original's entries, so `refresh` must be called after they change.
     """
 
-    def __init__(self, graph: nn.Module, pairs: list[_Pair]):
+    def __init__(self, graph: nn.Module, pairs: list[_Pair], layout: Layout):
         super().__init__()
         self.graph = graph
         self._pairs = pairs
+        self._layout = layout
+
+    @property
+    def pairs(self) -> tuple[tuple[nn.Module, nn.Module, nn.Module], ...]:
+        """Each layer, the BatchNorm after it, and the layer that stands for both."""
+        return tuple((pair.layer, pair.norm, pair.folded) for pair in self._pairs)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -62,38 +71,54 @@ class FoldedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the outputs that the original gives in evaluation mode."""
+        if self._layout == "blocked":
+            return cast(Tensor, self.graph(x.to_mkldnn()).to_dense())
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        outputs: Tensor = self.graph(x)
-        return outputs
+        return cast(Tensor, self.graph(x))
 
 
-def fold(model: nn.Module, x: Tensor) -> FoldedModel | None:
+def fold(
+    model: nn.Module, x: Tensor, layouts: Sequence[Layout] = ("blocked", "plain")
+) -> FoldedModel | None:
     """Make a model's folded twin, or None where it cannot be made or does not agree.
 
     Args:
         model: The original; its entries are shared, not copied, but for the folded layers.
         x: A few samples, to compare both on.
+        layouts: How images may pass through it, in order of preference: in oneDNN's own blocks,
+            in which convolutions are fastest and which not all operations know, or as usual.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
         >>> fold(net, torch.zeros(2, 3)) is not None
         True
     """
     training = model.training
     try:
-        probe = _with_other_statistics(copy.deepcopy(model).eval())
-        twin = _folded(probe)
-        if twin is None or not _agrees(probe, twin, x):
-            return None
-        return _folded(model.eval())
-    except Exception:  # whatever a user's forward does under tracing, plain scoring remains
+        for layout in layouts:
+            if (layout == "plain" or _has_blocks(x)) and _works(model, x, layout):
+                return _folded(model.eval(), layout)
         return None
     finally:
         model.train(training)
 
 
-def _folded(model: nn.Module) -> FoldedModel | None:
+def _has_blocks(x: Tensor) -> bool:
+    return x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
+
+
+def _works(model: nn.Module, x: Tensor, layout: Layout) -> bool:
+    """Tell whether a folded copy can be made and agrees with the model."""
+    try:
+        probe = _with_other_statistics(copy.deepcopy(model).eval())
+        twin = _folded(probe, layout)
+        return twin is not None and _agrees(probe, twin, x)
+    except Exception:  # whatever a user's forward does under tracing, plain scoring remains
+        return False
+
+
+def _folded(model: nn.Module, layout: Layout) -> FoldedModel | None:
     graph = fx.symbolic_trace(model)
     modules = dict(graph.named_modules())
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
@@ -106,14 +131,14 @@ def _folded(model: nn.Module) -> FoldedModel | None:
         layer, norm = modules[before.target], modules[node.target]
         assert isinstance(layer, _LAYERS)
         assert isinstance(norm, _BatchNorm)
-        pair = _Pair(layer, norm, _stand_in(layer))
+        pair = _Pair(layer, norm, _stand_in(layer, layout))
         pairs.append(pair)
         before.target = f"{before.target}_folded"
         graph.add_submodule(before.target, pair.folded)
         node.replace_all_uses_with(before)
         graph.graph.erase_node(node)
     graph.recompile()
-    return FoldedModel(graph, pairs) if pairs else None
+    return FoldedModel(graph, pairs, layout) if pairs else None
 
 
 def _foldable(node: fx.Node, modules: dict[str, nn.Module], once: set[str]) -> bool:
@@ -128,11 +153,12 @@ def _foldable(node: fx.Node, modules: dict[str, nn.Module], once: set[str]) -> b
     return known and getattr(norm, "running_mean", None) is not None
 
 
-def _stand_in(layer: _Layer) -> _Layer:
+def _stand_in(layer: _Layer, layout: Layout) -> _Layer:
     """A layer like this one, with a bias, and memory of its own."""
     twin = copy.copy(layer)
     weight = layer.weight.detach()
-    format = torch.channels_last if weight.dim() == 4 else torch.preserve_format
+    last = weight.dim() == 4 and layout == "plain"
+    format = torch.channels_last if last else torch.contiguous_format
     twin._parameters = {
         "weight": nn.Parameter(torch.empty_like(weight, memory_format=format), False),
         "bias": nn.Parameter(weight.new_empty(len(weight)), False),

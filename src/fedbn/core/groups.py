@@ -12,7 +12,7 @@ def majority_accuracy(predicted: Tensor, labels: Tensor, groups: Tensor) -> floa
     Of classes with equally many samples the first is taken. All samples of a group must have one
     label.
 
-    Example:
+    Examples:
         >>> predicted = torch.tensor([0, 1, 1, 0, 0])
         >>> labels = torch.tensor([1, 1, 1, 1, 1])
         >>> majority_accuracy(predicted, labels, torch.tensor([7, 7, 7, 9, 9]))

@@ -33,7 +33,7 @@ class Method:
         server: The server's optimiser, or None to take the combined value as it is.
         pooled: Whether all data is brought together and trained on as one client.
 
-    Example:
+    Examples:
         >>> from fedbn.core.penalties import proximal
         >>> (Method("mine") | proximal(0.1)).name
         'mine+prox(0.1)'

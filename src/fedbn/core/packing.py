@@ -6,6 +6,7 @@ are views: writing to one writes to the vector, and the other way round.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from fedbn.errors import ModelError
 # Entries begin on 64-byte borders, so a kernel sees the same alignment in every copy of a model
 # and gives the same bits.
 _ALIGN = 64
+_WORTH_PAGES = 16_384
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,13 @@ class Layout:
 
     def zeros(self, device: torch.device | str = "cpu") -> Pack:
         """Make a pack of zeros."""
-        vectors = {
-            group: torch.zeros(size, dtype=group.dtype, device=device)
-            for group, size in self.sizes.items()
-        }
-        return Pack(self, vectors)
+        vectors = _memory(self.sizes)
+        return Pack(self, {group: vector.to(device) for group, vector in vectors.items()})
 
     def pack(self, state: Mapping[str, Tensor], where: str = "the state") -> Pack:
         """Copy a state into a new pack; names, shapes and dtypes must be exactly the layout's.
 
-        Example:
+        Examples:
             >>> from torch import nn
             >>> from fedbn.core.state import entries
             >>> layer = nn.Linear(2, 1)
@@ -136,8 +135,13 @@ class Pack:
 
     def clone(self, device: torch.device | str = "cpu") -> Pack:
         """Copy into memory of its own."""
-        vectors = {g: v.detach().to(device, copy=True) for g, v in self.vectors.items()}
-        return Pack(self.layout, vectors)
+        if torch.device(device).type != "cpu":
+            return Pack(
+                self.layout, {g: v.detach().to(device, copy=True) for g, v in self.vectors.items()}
+            )
+        copied = self.layout.zeros()
+        copied.copy_(self)
+        return copied
 
     def unusable(self) -> str | None:
         """Name the first entry with a NaN or an infinity, or None where all is finite."""
@@ -154,3 +158,23 @@ class Pack:
     def _view(self, group: Group, offset: int, shape: tuple[int, ...]) -> Tensor:
         size = torch.Size(shape).numel()
         return self.vectors[group][offset : offset + size].view(shape)
+
+
+def _memory(sizes: Mapping[Group, int]) -> dict[Group, Tensor]:
+    """Make zeros for a pack, on pages of its own where that is worth a system call.
+
+    In the heap a client's small part would be put into the hole that a gradient of many megabytes
+    left, and the next gradient would need a new one: tens of megabytes a client.
+    """
+    steps = {group: -(-size * group.dtype.itemsize // _ALIGN) for group, size in sizes.items()}
+    whole = _ALIGN * sum(steps.values())
+    if whole < _WORTH_PAGES:
+        return {group: torch.zeros(size, dtype=group.dtype) for group, size in sizes.items()}
+    pages, found, offset = mmap.mmap(-1, whole), {}, 0
+    for group, size in sizes.items():
+        if not size:
+            found[group] = torch.zeros(0, dtype=group.dtype)
+            continue
+        found[group] = torch.frombuffer(pages, dtype=group.dtype, count=size, offset=offset)
+        offset += _ALIGN * steps[group]
+    return found

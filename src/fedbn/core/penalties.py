@@ -39,7 +39,7 @@ class DirectPenalty(Penalty, Protocol):
 class Proximal:
     r"""FedProx's term (Li et al. 2018): \(\frac{\mu}{2} \lVert w - w_{received} \rVert^2\).
 
-    Example:
+    Examples:
         >>> w, received = torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0])
         >>> Proximal(0.5).value([w], [received])
         tensor(1.)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -111,13 +111,13 @@ def materialize(model: nn.Module, federation: Federation) -> None:
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         model.eval()
         with torch.no_grad():
-            _forward(model, _sample(federation))
+            forward(model, _sample(federation))
 
 
 def _check_output(model: nn.Module, federation: Federation) -> None:
     model.eval()
     with torch.no_grad():
-        outputs = _forward(model, _sample(federation))
+        outputs = forward(model, _sample(federation))
     classes = len(federation.classes)
     if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, classes):
         got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -127,7 +127,8 @@ def _check_output(model: nn.Module, federation: Federation) -> None:
         )
 
 
-def _forward(model: nn.Module, x: torch.Tensor) -> object:
+def forward(model: nn.Module, x: torch.Tensor) -> Any:
+    """Call a model; what it raises becomes one line."""
     try:
         return model(x)
     except FedbnError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fedbn.core.packing import Pack
@@ -16,7 +18,7 @@ _MOST = 1e3
 def absurd(update: Pack, before: Pack) -> str | None:
     """Say how an update is absurdly far from where it started, or None where it is not.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch import nn
         >>> from fedbn.core.packing import Layout
@@ -28,12 +30,17 @@ def absurd(update: Pack, before: Pack) -> str | None:
         (True, False)
     """
     groups = [g for g in before.vectors if g.trainable and not g.integer]
-    moved = _length([update.vectors[g].double() - before.vectors[g].double() for g in groups])
-    length = _length([before.vectors[g].double() for g in groups])
+    new, old = ([pack.vectors[g] for g in groups] for pack in (update, before))
+    # |new - old| <= |new| + |old|: two passes without a copy clear nearly every update.
+    length = _length(old)
+    if _length(new) + length <= _MOST * (length + 1):
+        return None
+    doubled = [(n.double(), o.double()) for n, o in zip(new, old, strict=True)]
+    moved, length = _length([n - o for n, o in doubled]), _length([o for _, o in doubled])
     if moved <= _MOST * (length + 1):
         return None
     return f"its update moves the model by {moved:.3g}, the model's own norm is {length:.3g}"
 
 
-def _length(vectors: list[Tensor]) -> float:
-    return math.sqrt(sum(float(vector.square().sum()) for vector in vectors))
+def _length(vectors: Sequence[Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(vector)) for vector in vectors))

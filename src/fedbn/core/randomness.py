@@ -14,7 +14,7 @@ import torch
 def number(seed: int, purpose: str, round: int = 0, client: str = "") -> int:
     """Derive a 63-bit number from what the randomness is for.
 
-    Example:
+    Examples:
         >>> number(0, "order", 1, "a") == number(0, "order", 1, "a")
         True
         >>> number(0, "order", 1, "a") == number(0, "order", 2, "a")

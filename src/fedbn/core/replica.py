@@ -35,6 +35,7 @@ class Replica:
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
         self._folded: FoldedModel | None = None
+        self._scoring: tuple[Pack, Pack] | None = None
         self._format: torch.memory_format | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
@@ -46,6 +47,7 @@ class Replica:
 
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""
+        self._scoring = None
         self.shared.copy_(shared)
         self.local.copy_(local)
         for (module, name, _), value in zip(self._passing, self._fresh, strict=True):
@@ -67,12 +69,18 @@ class Replica:
         self._folded = fold(self.model, x)
         return self._folded is not None
 
-    def scoring_model(self) -> nn.Module:
-        """The model to score the client with: folded where that is possible."""
-        if self._folded is None:
-            return self.model
-        self._folded.refresh()
-        return self._folded
+    def scoring_model(self, shared: Pack, local: Pack) -> nn.Module:
+        """Become this client, to be scored: folded where that is possible.
+
+        A client is scored in pieces; from the second one on there is nothing to load.
+        """
+        held = self._scoring
+        if held is None or held[0] is not shared or held[1] is not local:
+            self.load(shared, local)
+            if self._folded is not None:
+                self._folded.refresh()
+            self._scoring = (shared, local)
+        return self.model if self._folded is None else self._folded
 
     def anchor(self, received: Pack) -> list[Tensor]:
         """The received values of the shared parameters, on the model's device."""
@@ -109,7 +117,7 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
     That generator is one for the whole process, so such clients cannot train side by side in
     threads and still give the same bits.
 
-    Example:
+    Examples:
         >>> draws_random_numbers(nn.Sequential(nn.Dropout()), torch.zeros(2, 2))
         True
     """

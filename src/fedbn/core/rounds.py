@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 
 from fedbn.core.aggregators import Weighted
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import Client
 from fedbn.core.packing import Layout, Pack
 from fedbn.core.plan import Plan
+from fedbn.core.plausible import absurd
 from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
-from fedbn.core.training import Score, evaluate, local_train
+from fedbn.core.training import local_train
 from fedbn.errors import FedbnError, TooFewClients
 
 log = logging.getLogger("fedbn")
@@ -129,7 +130,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
             replica.memory_format(client.train.batch(slice(0, 2))[0]),
         )
     except Exception as error:
-        return _failure(client, "", error)
+        return failure(client, "", error)
     return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
 
 
@@ -158,7 +159,7 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     """
     chosen = participants(plan, state.round + 1)
     report = Report()
-    accepted = _accepted(plan, chosen, train(chosen, state), report)
+    accepted = _accepted(plan, chosen, train(chosen, state), report, state.shared)
     shared, memory = plan.method.aggregate(accepted, state.shared, state.memory)
     _check_enough(plan, state.round + 1, len(chosen), report)
     if name := shared.unusable():
@@ -169,45 +170,6 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     return RunState(state.round + 1, shared, {**state.local, **report.local}, memory), report
 
 
-def score_client(
-    plan: Plan, replica: Replica, client: Client, state: RunState
-) -> list[Record] | Refusal:
-    """Score a client's joined model on its train, validation and test data.
-
-    An error there concerns this client's numbers only, and becomes a refusal.
-    """
-    replica.load(state.shared, state.local[client.name])
-    found = []
-    try:
-        model = replica.scoring_model()
-        for name, domain, split in splits_of(client):
-            score = evaluate(model, split, plan.objective)
-            found += score_records(plan, state.round, client, name, domain, score)
-    except Exception as error:
-        return _failure(client, "cannot be scored: ", error)
-    return found
-
-
-def splits_of(client: Client) -> Iterator[tuple[str, str, Split]]:
-    """What a client is scored on: the split's name, its domain and its samples."""
-    yield "train", client.domain, client.train
-    if client.valid is not None:
-        yield "valid", client.domain, client.valid
-    for domain, test in client.tests.items():
-        yield "test", domain, test
-
-
-def score_records(
-    plan: Plan, round: int, client: Client, split: str, domain: str, score: Score
-) -> list[Record]:
-    """Turn a score into records, one a metric."""
-    return [
-        _record(plan, round, client.name, domain, split, metric, value)
-        for metric, value in asdict(score).items()
-        if value is not None
-    ]
-
-
 def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
     """The numbers that a round gives at no extra pass: training losses, and who was refused."""
     found = []
@@ -216,23 +178,26 @@ def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
         if client.name in report.losses:
             value = report.losses[client.name]
             found.append(
-                _record(plan, round, client.name, client.domain, "train", "training_loss", value)
+                record(plan, round, client.name, client.domain, "train", "training_loss", value)
             )
         elif client.name in refused:
-            found.append(_record(plan, round, client.name, client.domain, "train", "refused", 1.0))
+            found.append(record(plan, round, client.name, client.domain, "train", "refused", 1.0))
     return found
 
 
-def _failure(client: Client, what: str, error: Exception) -> Refusal:
+def failure(client: Client, what: str, error: Exception) -> Refusal:
+    """Make a refusal of an error in a client's own code or data."""
     log.debug("client %s failed", client.name, exc_info=True)
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return Refusal(client.name, f"{what}{reason}")
 
 
 def _accepted(
-    plan: Plan, chosen: Sequence[Client], outcomes: Iterable[Outcome], report: Report
+    plan: Plan, chosen: Sequence[Client], outcomes: Iterable[Outcome], report: Report, before: Pack
 ) -> Iterator[Weighted]:
     for client, outcome in zip(chosen, outcomes, strict=True):
+        if isinstance(outcome, Update) and (fault := absurd(outcome.shared, before)):
+            outcome = Refusal(client.name, fault)
         if isinstance(outcome, Refusal):
             report.refusals.append(outcome)
             continue
@@ -252,9 +217,10 @@ def _check_enough(plan: Plan, round: int, chosen: int, report: Report) -> None:
     )
 
 
-def _record(
+def record(
     plan: Plan, round: int, client: str, domain: str, split: str, metric: str, value: float
 ) -> Record:
+    """Make a record; a value that is not finite is kept as null."""
     number = value if math.isfinite(value) else None
     return Record(
         plan.method.name, plan.setting, plan.seed, round, client, domain, split, metric, number

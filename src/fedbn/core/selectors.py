@@ -28,7 +28,7 @@ class Selector:
         local_names: Shell patterns (`classifier.*`) of names that stay with the client; for
             methods that keep a head or an encoder, never needed to find BatchNorm.
 
-    Example:
+    Examples:
         >>> bias = Entry("fc.bias", Kind.WEIGHT, (2,), __import__("torch").float32, True)
         >>> all_but(Kind.BN_AFFINE)(bias), (all_but() | local("fc.*"))(bias)
         (True, False)
@@ -74,7 +74,7 @@ def all_but(*kinds: Kind) -> Selector:
 def local(*what: str) -> Selector:
     """Name further entries that stay local: groups or kinds by word, or patterns of names.
 
-    Example:
+    Examples:
         >>> sorted(local("instance").local_kinds)
         [<Kind.INSTANCE_AFFINE: 'instance_affine'>, <Kind.INSTANCE_STATISTIC: 'instance_statistic'>]
     """

@@ -17,7 +17,7 @@ def stratified(labels: Tensor, share: float, draws: torch.Generator) -> tuple[Te
     The second part has round(share · n) samples in all: classes whose exact share is furthest
     above a whole number give one more.
 
-    Example:
+    Examples:
         >>> labels = torch.tensor([0] * 10 + [1] * 5)
         >>> rest, held = stratified(labels, 0.2, torch.Generator().manual_seed(0))
         >>> labels[held].bincount().tolist(), labels[rest].bincount().tolist()
@@ -43,7 +43,7 @@ def stratified_groups(
 ) -> tuple[Tensor, Tensor]:
     """Divide sample indices in two, never a group; the second takes `share` of each class's groups.
 
-    Example:
+    Examples:
         >>> groups = torch.arange(10).repeat_interleave(3)
         >>> draws = torch.Generator().manual_seed(0)
         >>> rest, held = stratified_groups(groups % 2, groups, 0.2, draws)

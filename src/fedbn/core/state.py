@@ -73,7 +73,7 @@ class Entry:
 def unwrap(model: nn.Module) -> nn.Module:
     """Take off `DataParallel`, `DistributedDataParallel` and `torch.compile` wrappers.
 
-    Example:
+    Examples:
         >>> type(unwrap(nn.DataParallel(nn.Linear(1, 1)))).__name__
         'Linear'
     """
@@ -89,7 +89,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def entries(model: nn.Module) -> tuple[Entry, ...]:
     """List every entry of the model's `state_dict`, in its order, with its kind.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
         >>> [(e.name, str(e.kind)) for e in entries(model)][:3]
         [('0.weight', 'weight'), ('0.bias', 'weight'), ('1.weight', 'bn_affine')]
@@ -114,7 +114,7 @@ def entries(model: nn.Module) -> tuple[Entry, ...]:
 def kinds(model: nn.Module) -> dict[str, Kind]:
     """Map every key of the model's `state_dict` to its kind.
 
-    Example:
+    Examples:
         >>> kinds(nn.Sequential(nn.BatchNorm1d(2, affine=False)))["0.running_mean"]
         <Kind.BN_STATISTIC: 'bn_statistic'>
     """
@@ -124,7 +124,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
 def split(state: Mapping[str, Tensor], shared: Callable[[str], bool]) -> tuple[State, State]:
     """Cut a state in two: what is shared and what stays local.
 
-    Example:
+    Examples:
         >>> state = {"w": torch.zeros(1), "s": torch.ones(1)}
         >>> share, local = split(state, {"w"}.__contains__)
         >>> list(share), list(local)
@@ -137,7 +137,7 @@ def split(state: Mapping[str, Tensor], shared: Callable[[str], bool]) -> tuple[S
 def join(shared: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> State:
     """Put a state back together; the inverse of `split`, whatever the order of keys was.
 
-    Example:
+    Examples:
         >>> sorted(join({"w": torch.zeros(1)}, {"s": torch.ones(1)}))
         ['s', 'w']
     """

@@ -85,12 +85,17 @@ class Score:
     group_accuracy: float | None = None
 
 
+Part = tuple[float, Tensor]
+"""Of some samples of a split: the sum of their losses, and the predictions."""
+_PART = 512
+
+
 def batches(n: int, size: int | None, steps: int, draws: torch.Generator) -> Iterator[Tensor]:
     """Yield `steps` batches of indices, in passes over all `n` samples, each in a new order.
 
     A last batch of one sample joins the batch before it: BatchNorm cannot train on one sample.
 
-    Example:
+    Examples:
         >>> [len(b) for b in batches(7, 3, 3, torch.Generator().manual_seed(0))]
         [3, 4, 3]
     """
@@ -161,28 +166,49 @@ def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.op
 
 
 def evaluate(
-    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 64
+    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 128
 ) -> Score:
     """Score a model on a split, in evaluation mode."""
+    return scored(data, [evaluate_part(model, data, p, objective, batch_size) for p in parts(data)])
+
+
+def parts(data: Split) -> list[slice]:
+    """Cut a split into what is scored in one go, so that cores can share a client's samples.
+
+    The cut is the same whoever scores, because sums depend on it.
+    """
+    return [slice(i, min(i + _PART, len(data))) for i in range(0, len(data), _PART)]
+
+
+def evaluate_part(
+    model: nn.Module,
+    data: Split,
+    part: slice,
+    objective: Objective = CLASSIFICATION,
+    batch_size: int = 128,
+) -> Part:
+    """Sum up the losses of a part of a split, and predict it."""
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
-    predicted = torch.empty_like(data.y)
+    predicted = torch.empty_like(data.y[part])
     with torch.inference_mode():
-        for begin in range(0, len(data), batch_size):
-            part = slice(begin, begin + batch_size)
-            x, y = data.batch(part)
+        for begin in range(part.start, part.stop, batch_size):
+            some = slice(begin, min(begin + batch_size, part.stop))
+            x, y = data.batch(some)
             outputs = model(x)
             loss += objective.loss(outputs, y) * len(y)
-            predicted[part] = objective.predict(outputs)
-    return scored(data, float(loss), predicted)
+            predicted[begin - part.start : some.stop - part.start] = objective.predict(outputs)
+    return float(loss), predicted
 
 
-def scored(data: Split, loss: float, predicted: Tensor) -> Score:
-    """Make a score of the losses' sum and the predictions for a split."""
+def scored(data: Split, found: Sequence[Part]) -> Score:
+    """Make a score of a split's parts: the sums of their losses, and their predictions."""
+    loss = sum(loss for loss, _ in found) / len(data)
+    predicted = torch.cat([predicted for _, predicted in found])
     right = int((predicted == data.y).sum()) / len(data)
     if data.groups is None:
-        return Score(loss / len(data), right)
-    return Score(loss / len(data), right, majority_accuracy(predicted, data.y, data.groups))
+        return Score(loss, right)
+    return Score(loss, right, majority_accuracy(predicted, data.y, data.groups))
 
 
 def _sizes(n: int, size: int | None) -> list[int]:

@@ -14,7 +14,8 @@ from fedbn.core.federation import Client, Split
 from fedbn.core.penalties import Proximal
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
-from fedbn.core.rounds import Outcome, Record, RunState, Update, examined, score_records, splits_of
+from fedbn.core.rounds import Outcome, Record, RunState, Update, examined
+from fedbn.core.scoring import score_records, splits_of
 from fedbn.core.training import CLASSIFICATION, Score, batches, make_optimizer, scored
 from fedbn.engines.stacking import Stack, unstackable
 
@@ -163,6 +164,6 @@ def _scores(stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
         for row, count in enumerate(counts.tolist()):
             predicted[row].append(outputs[row, :count].argmax(dim=1))
     return [
-        None if split is None else scored(split, float(loss[row]), torch.cat(predicted[row]))
+        None if split is None else scored(split, [(float(loss[row]), torch.cat(predicted[row]))])
         for row, split in enumerate(splits)
     ]

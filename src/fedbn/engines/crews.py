@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -17,10 +18,10 @@ from fedbn.core.rounds import (
     Record,
     Refusal,
     RunState,
-    score_client,
     train_client,
     train_client_seeded,
 )
+from fedbn.core.scoring import Piece, pieces_of, put_together, score_client, score_pieces
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
 from fedbn.engines.batched import score_stack, stack_size, train_stack
@@ -28,6 +29,7 @@ from fedbn.engines.pool import Pool
 from fedbn.engines.stacking import Stack
 
 log = logging.getLogger("fedbn")
+_WORTH_LOADING = 512
 
 
 class Crew(Protocol):
@@ -86,8 +88,15 @@ class OneByOne:
         self, clients: Sequence[Client], state: RunState
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
-        found = self._pool.ordered(lambda rep, c: score_client(self._plan, rep, c, state), clients)
-        return _told_apart(found)
+        loads = [list(_loads(pieces_of(client))) for client in clients]
+        each = [(client, load) for client, own in zip(clients, loads, strict=True) for load in own]
+        done = self._pool.ordered(
+            lambda rep, load: score_pieces(self._plan, rep, *load, state), each
+        )
+        return _told_apart(
+            put_together(self._plan, client, list(islice(done, len(own))), state.round)
+            for client, own in zip(clients, loads, strict=True)
+        )
 
     def close(self) -> None:
         """End the threads."""
@@ -146,6 +155,18 @@ class Stacks:
             log.debug("a stack failed; its clients are scored one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)
             return [score_client(self._plan, replica, client, state) for client in clients]
+
+
+def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Give a thread enough of a client at once to be worth loading the client's model."""
+    load: list[Piece] = []
+    for piece in pieces:
+        load.append(piece)
+        if sum(p.part.stop - p.part.start for p in load) >= _WORTH_LOADING:
+            yield load
+            load = []
+    if load:
+        yield load
 
 
 def _told_apart(

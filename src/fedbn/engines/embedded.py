@@ -54,7 +54,7 @@ def run(
     federation = plan.federation.to(plan.training.device)
     on_device = {client.name: client for client in federation.clients}
     keep_freed_memory()
-    with _one_torch_thread(), closing(make_crew(plan, workers)) as crew:
+    with one_torch_thread(), closing(make_crew(plan, workers)) as crew:
         _tell(sinks, plan, [*crew.notes, *_notes(plan)])
 
         def train(chosen: Sequence[Client], before: RunState) -> Iterable[Outcome]:
@@ -91,7 +91,7 @@ def _tell(sinks: Sequence[Sink], plan: Plan, texts: Sequence[str]) -> None:
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Sums inside an operation depend on its threads: one, for the same bits everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ R = TypeVar("R")
 class Pool(Generic[S]):
     """As many threads as there are tools; each task takes a tool and puts it back.
 
-    Example:
+    Examples:
         >>> with Pool(["hammer", "saw"]) as pool:
         ...     list(pool.ordered(lambda tool, item: item * 2, [1, 2, 3]))
         [2, 4, 6]

@@ -32,7 +32,7 @@ _KNOWN = (nn.Linear, nn.BatchNorm1d, nn.Flatten, *_ELEMENTWISE)
 def unstackable(model: nn.Module) -> str | None:
     """Say why a model cannot be stacked, or None where it can.
 
-    Example:
+    Examples:
         >>> unstackable(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()))
         >>> unstackable(nn.Sequential(nn.Conv2d(1, 1, 3)))
         '0 is a Conv2d'

@@ -17,7 +17,7 @@ def folder() -> Path:
 def experiments() -> dict[str, str]:
     """Map each name to the first line of its header."""
     files = sorted(folder().glob("*.toml"))
-    return {file.stem: _title(file) for file in files}
+    return {file.stem: title(file) for file in files}
 
 
 def find(name: str) -> Path:
@@ -30,5 +30,6 @@ def find(name: str) -> Path:
     return folder() / f"{name}.toml"
 
 
-def _title(file: Path) -> str:
+def title(file: Path) -> str:
+    """The first line of a file's header."""
     return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

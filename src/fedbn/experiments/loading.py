@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn import registry
 from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.placing import Raw, changed, scaled
+from fedbn.experiments.placing import placed as placed
 from fedbn.experiments.values import check_values, parsed
 
 if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs none of it
@@ -19,7 +22,8 @@ if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs non
 _MAX_BYTES = 1_000_000
 _MAX_DOTS = 20
 PATHS = ("data.path", "model.weights")
-Raw = dict[str, Any]
+# What stands in a run's configuration for an object that only Python has.
+IN_PYTHON = "(given in Python)"
 
 
 def read_toml(file: Path) -> Raw:
@@ -41,10 +45,21 @@ def read_toml(file: Path) -> Raw:
 
 
 def request(
-    file: Path | None, flags: Mapping[str, Any], settings: Iterable[str], where: str
+    file: Path | None,
+    flags: Mapping[str, Any],
+    settings: Iterable[str],
+    where: str,
+    scale: str = "paper",
 ) -> Raw:
-    """Merge what a user asks for: the file, then the flags, then `--set`; paths made absolute."""
-    raw = read_toml(file) if file else {}
+    """Merge what a user asks for: the file at a scale, then the flags, then `--set`.
+
+    Paths are made absolute.
+    """
+    return overridden(scaled(read_toml(file) if file else {}, scale), flags, settings, where)
+
+
+def overridden(raw: Raw, flags: Mapping[str, Any], settings: Iterable[str], where: str) -> Raw:
+    """Apply flags, then `--set`; make paths absolute."""
     given = {key: value for key, value in flags.items() if value is not None and value != []}
     if {"data.name", "data.path"} & given.keys() and isinstance(raw.get("data"), Mapping):
         kept = {key: value for key, value in raw["data"].items() if key not in ("name", "path")}
@@ -59,7 +74,7 @@ def request(
 def with_settings(raw: Raw, settings: Iterable[str]) -> Raw:
     """Apply `key=value` settings; a value is TOML, or text where it is not.
 
-    Example:
+    Examples:
         >>> with_settings({}, ["training.lr=0.1", "data.name=digits"])
         {'training': {'lr': 0.1}, 'data': {'name': 'digits'}}
     """
@@ -73,21 +88,10 @@ def with_settings(raw: Raw, settings: Iterable[str]) -> Raw:
     return raw
 
 
-def placed(raw: Mapping[str, Any], key: str, value: Any) -> Raw:
-    """Copy a configuration with one dotted key set."""
-    head, _, rest = key.partition(".")
-    if not rest:
-        return {**raw, head: value}
-    below = raw.get(head, {})
-    if not isinstance(below, Mapping):
-        raise ConfigError(f"{key}: {head} = {below!r} is a value, not a section")
-    return {**raw, head: placed(below, rest, value)}
-
-
 def looks_like_path(text: str) -> bool:
     """Tell a path from a name: it has a separator, or something lies there that is no data set.
 
-    Example:
+    Examples:
         >>> looks_like_path("my/data"), looks_like_path("digits_mini"), looks_like_path("my:data")
         (True, False, False)
     """
@@ -129,9 +133,22 @@ def _absolute(value: Any, key: str) -> Any:
 def checked(raw: Mapping[str, Any], where: str = "configuration") -> Experiment:
     """Check a configuration against the schema.
 
+    The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place.
+
     Raises:
         ConfigError: Naming the key, the value given and the legal ones.
     """
+    found = _checked(raw, where)
+    if found.quick:
+        whole = scaled(dict(raw), "quick")
+        _checked(whole, f"{where} [quick]")
+    if found.reproduce:
+        for name, changes in found.reproduce.without.items():
+            _checked(changed(dict(raw), changes), f"{where} [reproduce.without.{name}]")
+    return found
+
+
+def _checked(raw: Mapping[str, Any], where: str) -> Experiment:
     from pydantic import ValidationError
 
     from fedbn.experiments.schema import Experiment
@@ -164,8 +181,10 @@ def _keys_beside(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str
     for part in loc[:-1]:
         path.append(str(part))
         section = model.model_fields[str(part)].annotation
-        assert isinstance(section, type)
-        model = section
+        # `ReproduceSection | None` is the section itself.
+        named = section if isinstance(section, type) else typing.get_args(section)[0]
+        assert isinstance(named, type)
+        model = named
     return [".".join([*path, name]) for name in model.model_fields]
 
 

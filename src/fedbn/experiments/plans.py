@@ -23,6 +23,7 @@ from fedbn.experiments.settings import Job, axes
 from fedbn.experiments.sources import data_name, load_federation, model_builder
 
 _WORTH_STACKING = 10
+Engine = Literal["plain", "batched"]
 
 
 class Planner:
@@ -39,6 +40,8 @@ class Planner:
         make_model: Callable[..., nn.Module] | None = None,
     ):
         self.warnings: list[str] = []
+        self.settled: Engine | None = None
+        self._engines: set[Engine] = set()
         self._data: dict[str, Federation] = {}
         self._given = federation
         self._make_model = make_model
@@ -68,8 +71,17 @@ class Planner:
             evaluate_every=experiment.evaluation.every,
         )
         plan.check(experiment.method.allow_no_batchnorm)
-        engine = _engine(experiment.engine, plan)
+        engine = _engine(self.settled or experiment.engine, plan)
+        if not job.method.pooled:  # one client: nothing to stack
+            self._engines.add(engine)
         return plan if engine == plan.engine else replace(plan, engine=engine)
+
+    def settle(self) -> None:
+        """Let one engine serve all jobs of a run: stacks, where every plan so far takes them.
+
+        The choice goes into the run's configuration, so that a resumed run keeps it.
+        """
+        self.settled = "batched" if self._engines == {"batched"} else "plain"
 
     def federation(self, section: DataSection) -> Federation:
         """Load data, once for equal sections."""
@@ -94,14 +106,14 @@ def _said(section: DataSection, federation: Federation) -> list[str]:
     return [*([sentence] if sentence else []), *federation.remarks]
 
 
-def _engine(asked: str, plan: Plan) -> Literal["plain", "batched"]:
+def _engine(asked: str, plan: Plan) -> Engine:
     """Choose the engine: stacks pay from about ten clients on, where the model can be stacked.
 
     Left to us, only with SGD: adaptive optimisers blow rounding differences up (the gradient of a
     bias before BatchNorm is nothing but rounding), so that both engines drift apart.
     """
     worth = len(plan.federation.clients) >= _WORTH_STACKING and plan.training.optimizer == "SGD"
-    if asked == "plain" or (asked == "auto" and not worth):
+    if asked == "plain" or plan.method.pooled or (asked == "auto" and not worth):
         return "plain"
     reason = unbatchable(plan)
     if reason and asked == "batched":
@@ -111,7 +123,8 @@ def _engine(asked: str, plan: Plan) -> Literal["plain", "batched"]:
 
 def training_of(section: TrainingSection) -> Training:
     """Turn the `[training]` section into what the core takes."""
-    values: dict[str, Any] = section.model_dump()
+    values: dict[str, Any] = section.model_dump(exclude={"epochs"})
+    values["rounds"] = section.total_rounds
     values["batch_size"] = None if section.batch_size == "full" else section.batch_size
     values["optimizer"] = _optimizer(section)
     _check_device(section.device)
@@ -122,13 +135,15 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     """Write a configuration out in full: all defaults, absolute paths, the names chosen."""
     from fedbn.models._suggest import suggested
 
-    raw = experiment.model_dump(exclude_none=True)
+    raw = experiment.model_dump(exclude_none=True, exclude={"quick", "reproduce"})
     varied = axes(experiment)
     if not any(key.startswith("data.") for key in varied):  # else each setting has its own
         raw["data"].setdefault("name", data_name(experiment.data)[0])
         raw["model"].setdefault("name", suggested(federation.input_shape))
     if experiment.training.local_steps is not None or "training.local_steps" in varied:
         del raw["training"]["local_epochs"]
+    if experiment.training.epochs is not None or "training.epochs" in varied:
+        del raw["training"]["rounds"]
     return with_absolute_paths({key: value for key, value in raw.items() if value != {}})
 
 

@@ -26,6 +26,7 @@ def prepare(experiment: Experiment, planner: Planner) -> list[Job]:
         if job.key[:2] not in seen:
             seen.add(job.key[:2])
             planner.plan(job)
+    planner.settle()
     return found
 
 
@@ -55,6 +56,8 @@ def start(
     """
     federation = planner.federation(todo[0].setting.experiment.data)
     config = resolved(experiment, federation)
+    if planner.settled:
+        config["engine"] = planner.settled
     environment = environment_of(config, todo, planner, folder.directory())
     notes = list(planner.warnings)
     if folder.config.exists():
@@ -79,7 +82,7 @@ def run_jobs(
 ) -> bool:
     """Run what is left of the jobs, side by side where that is faster."""
     done = {job.key: rounds_done(job, folder) for job in todo}
-    lengths = {job.key: job.setting.experiment.training.rounds for job in todo}
+    lengths = {job.key: job.setting.experiment.training.total_rounds for job in todo}
     listener(Event("begin", todo[0].key, sum(done.values()), sum(lengths.values())))
     left = [job for job in todo if done[job.key] < lengths[job.key]]
     for job in todo:

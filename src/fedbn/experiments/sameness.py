@@ -12,6 +12,7 @@ from typing import Any
 from fedbn._version import __version__
 from fedbn.engines.crews import cores
 from fedbn.errors import ConfigError, DamagedRun, DataError
+from fedbn.experiments.facts import facts_by_setting
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.settings import Job
 
@@ -36,6 +37,9 @@ def environment_of(
         "config": config,
         "data": planner.fingerprint(),
         "directory": str(directory),
+        "inputs": facts_by_setting(
+            {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
+        ),
         "seeds": config["seeds"],
         "threads": {"cores": cores(), "torch_per_worker": 1},
         "versions": {

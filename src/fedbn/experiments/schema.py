@@ -6,6 +6,7 @@ JSON schema.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -35,6 +36,9 @@ class TrainingSection(Section):
     """`[training]`: how clients train and how rounds are made of it."""
 
     rounds: int = Field(40, ge=1, le=1_000_000, description="communication rounds")
+    epochs: int | None = Field(
+        None, ge=1, le=1_000_000, description="epochs in all, the paper's T, in place of rounds"
+    )
     local_epochs: int = Field(1, ge=1, le=100_000, description="passes a round, the paper's E")
     local_steps: int | None = Field(None, ge=1, description="batches a round, in place of epochs")
     batch_size: Annotated[int | Literal["full"], BeforeValidator(_batch_size)] = Field(
@@ -55,7 +59,21 @@ class TrainingSection(Section):
     def _one_length(self) -> TrainingSection:
         if self.local_steps is not None and "local_epochs" in self.model_fields_set:
             raise ValueError("local_epochs and local_steps exclude each other; give one")
+        if self.epochs is not None:
+            for other in ("rounds", "local_steps"):
+                if other in self.model_fields_set and getattr(self, other) is not None:
+                    raise ValueError(f"epochs and {other} exclude each other; give one")
         return self
+
+    @property
+    def total_rounds(self) -> int:
+        """The communication rounds: ⌈T/E⌉ where epochs are given.
+
+        Examples:
+            >>> TrainingSection(epochs=300, local_epochs=16).total_rounds
+            19
+        """
+        return self.rounds if self.epochs is None else math.ceil(self.epochs / self.local_epochs)
 
 
 class MethodSection(Section):
@@ -104,6 +122,31 @@ class EvaluationSection(Section):
     )
 
 
+class CostSection(Section):
+    """`[reproduce.cost]`: about how long it takes on two cores."""
+
+    quick: str = Field("", description="at quick scale")
+    paper: str = Field("", description="at the paper's scale")
+
+
+class ReproduceSection(Section):
+    """`[reproduce]`: how `fedbn reproduce` shows an experiment of the paper."""
+
+    place: str = Field("", description="where in the paper")
+    by: str = Field("trained", description="the module of fedbn.reproduction that does it")
+    paper: list[str] = Field([], description="tables of the paper's numbers to compare with")
+    figures: list[Literal["loss", "curves", "against", "bars"]] = Field(
+        [], description="kinds of pictures"
+    )
+    against: str | None = Field(None, description="the swept key on the axis of `against`")
+    needs: list[str] = Field([], description="data sets it needs beside data.name")
+    without: dict[str, dict[str, Any]] = Field(
+        {}, description="what changes where a data set, or 'originals', is not there"
+    )
+    cost: CostSection = CostSection()
+    options: dict[str, Any] = Field({}, description="what only its module knows")
+
+
 class Experiment(Section):
     """A whole configuration."""
 
@@ -126,6 +169,8 @@ class Experiment(Section):
     model: ModelSection = ModelSection()
     evaluation: EvaluationSection = EvaluationSection()
     sweep: dict[str, Any] = Field({}, description="key = [values]: one setting a combination")
+    quick: dict[str, Any] = Field({}, description="what --scale quick changes")
+    reproduce: ReproduceSection | None = Field(None, description="how fedbn reproduce shows it")
 
     @model_validator(mode="after")
     def _choosing_needs_validation(self) -> Experiment:

@@ -12,7 +12,8 @@ from typing import Any
 
 from fedbn.core.method import Method
 from fedbn.errors import ConfigError, unknown
-from fedbn.experiments.loading import PATHS, checked, placed
+from fedbn.experiments.loading import PATHS, checked
+from fedbn.experiments.placing import placed
 from fedbn.experiments.schema import Experiment
 from fedbn.methods import parse_method
 from fedbn.runs.folder import folder_name
@@ -48,7 +49,7 @@ class Job:
 def settings(experiment: Experiment) -> list[Setting]:
     """Expand `[sweep]`, and a list for `method.mu`, into settings.
 
-    Example:
+    Examples:
         >>> [s.name for s in settings(Experiment(sweep={"training": {"local_epochs": [1, 4]}}))]
         ['local_epochs=1', 'local_epochs=4']
     """

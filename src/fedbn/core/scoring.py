@@ -1,0 +1,96 @@
+"""Scoring clients: every client's joined model on its own train, validation and test data.
+
+A client's samples are cut into pieces that cores can share, because few clients divide badly among
+few cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from fedbn.core.federation import Client, Split
+from fedbn.core.plan import Plan
+from fedbn.core.replica import Replica
+from fedbn.core.rounds import Record, Refusal, RunState, failure, record
+from fedbn.core.training import Part, Score, evaluate_part, parts, scored
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some samples of one split of a client."""
+
+    split: str
+    domain: str
+    data: Split
+    part: slice
+
+
+Scored = list[Part] | Refusal
+
+
+def splits_of(client: Client) -> Iterator[tuple[str, str, Split]]:
+    """What a client is scored on: the split's name, its domain and its samples."""
+    yield "train", client.domain, client.train
+    if client.valid is not None:
+        yield "valid", client.domain, client.valid
+    for domain, test in client.tests.items():
+        yield "test", domain, test
+
+
+def pieces_of(client: Client) -> list[Piece]:
+    """Cut all that a client is scored on."""
+    return [
+        Piece(name, domain, data, part)
+        for name, domain, data in splits_of(client)
+        for part in parts(data)
+    ]
+
+
+def score_pieces(
+    plan: Plan, replica: Replica, client: Client, pieces: Sequence[Piece], state: RunState
+) -> Scored:
+    """Score some pieces of a client.
+
+    An error there concerns this client's numbers only, and becomes a refusal.
+    """
+    try:
+        model = replica.scoring_model(state.shared, state.local[client.name])
+        return [evaluate_part(model, p.data, p.part, plan.objective) for p in pieces]
+    except Exception as error:
+        return failure(client, "cannot be scored: ", error)
+
+
+def put_together(
+    plan: Plan, client: Client, found: Sequence[Scored], round: int
+) -> list[Record] | Refusal:
+    """Make a client's records of what its pieces gave, in their order."""
+    every: list[Part] = []
+    for one in found:
+        if isinstance(one, Refusal):
+            return one
+        every += one
+    records, left = [], iter(every)
+    for name, domain, data in splits_of(client):
+        score = scored(data, [next(left) for _ in parts(data)])
+        records += score_records(plan, round, client, name, domain, score)
+    return records
+
+
+def score_client(
+    plan: Plan, replica: Replica, client: Client, state: RunState
+) -> list[Record] | Refusal:
+    """Score a client's joined model on its train, validation and test data."""
+    found = score_pieces(plan, replica, client, pieces_of(client), state)
+    return put_together(plan, client, [found], state.round)
+
+
+def score_records(
+    plan: Plan, round: int, client: Client, split: str, domain: str, score: Score
+) -> list[Record]:
+    """Turn a score into records, one a metric."""
+    return [
+        record(plan, round, client.name, domain, split, metric, value)
+        for metric, value in asdict(score).items()
+        if value is not None
+    ]

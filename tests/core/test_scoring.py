@@ -1,0 +1,81 @@
+"""Scoring in pieces: whoever scores which piece, the numbers are those of the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedbn.core import training
+from fedbn.core.federation import Federation
+from fedbn.core.replica import Replica
+from fedbn.core.rounds import Refusal
+from fedbn.core.scoring import pieces_of, put_together, score_client, score_pieces
+from fedbn.engines.crews import OneByOne
+from fedbn.methods.fedbn import fedbn
+from tiny import done, plan
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_PART", 3)
+
+
+def test_the_pieces_of_a_client_are_all_its_samples_once(vectors: Federation, small_parts: None):
+    client = vectors.clients[0]
+    found = pieces_of(client)
+    for name, data in (("train", client.train), ("test", client.tests[client.domain])):
+        taken = [i for p in found if p.split == name for i in range(p.part.start, p.part.stop)]
+        assert taken == list(range(len(data)))
+    assert all(0 < piece.part.stop - piece.part.start <= 3 for piece in found)
+
+
+def test_pieces_scored_by_two_models_give_what_one_gives(vectors: Federation, small_parts: None):
+    made = plan(fedbn(), vectors)
+    state, client = done(made), vectors.clients[1]
+    one, other = (Replica(made.initial_model, made.method) for _ in range(2))
+    pieces = pieces_of(client)
+    halves = [
+        score_pieces(made, one, client, pieces[:3], state),
+        score_pieces(made, other, client, pieces[3:], state),
+    ]
+    assert put_together(made, client, halves, state.round) == score_client(made, one, client, state)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_number_of_threads_changes_no_score(
+    vectors: Federation, small_parts: None, monkeypatch: pytest.MonkeyPatch, workers: int
+):
+    monkeypatch.setattr("fedbn.engines.crews._WORTH_LOADING", 4)
+    made = plan(fedbn(), vectors)
+    state = done(made)
+    found = []
+    for count in (1, workers):
+        crew = OneByOne(made, count)
+        found.append(crew.score(vectors.clients, state))
+        crew.close()
+    assert found[0] == found[1]
+    assert not found[0][1]
+
+
+def test_a_model_that_holds_a_client_follows_its_new_state(vectors: Federation):
+    made = plan(fedbn(), vectors)
+    client, state = vectors.clients[0], done(made)
+    later = replace(state, shared=state.shared.clone())
+    for vector in later.shared.vectors.values():
+        vector.mul_(0.5)
+    replica = Replica(made.initial_model, made.method)
+    assert replica.fold(torch.zeros(2, 3))
+    before = score_client(made, replica, client, state)
+    assert score_client(made, replica, client, later) != before
+    assert score_client(made, replica, client, state) == before
+
+
+def test_one_bad_piece_refuses_the_client(vectors: Federation, small_parts: None):
+    made = plan(fedbn(), vectors)
+    client, state = vectors.clients[0], done(made)
+    replica = Replica(made.initial_model, made.method)
+    good = score_pieces(made, replica, client, pieces_of(client)[:1], state)
+    bad = Refusal(client.name, "cannot be scored: ValueError: odd")
+    assert put_together(made, client, [good, bad], state.round) is bad
