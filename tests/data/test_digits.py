@@ -57,6 +57,17 @@ def test_what_is_rendered_says_so(prepared: Path):
     remarks = digits(rendered=60).remarks
     assert any("synthdigits is rendered from" in r and "not Ganin's" in r for r in remarks)
     assert any("truncated to 60 samples" in r for r in remarks)
+    assert digits(rendered=60).stand_ins == ("synthdigits",)
+    assert digits(domains=["svhn", "mnist"]).stand_ins == ()
+
+
+def test_sizes_take_the_place_of_a_share(prepared: Path):
+    federation = digits(domains=["svhn", "mnist"], equalize=False, sizes=[50, 7])
+    assert [len(client.train) for client in federation.clients] == [50, 7]
+    whole = digits(domains=["mnist"], percent=100).clients[0].train
+    assert torch.equal(federation.clients[1].train.x, whole.x[:7])
+    with pytest.raises(ConfigError, match="svhn has 60 training samples; legal are 2 to 60"):
+        digits(domains=["svhn", "mnist"], sizes=[61, 7])
 
 
 def test_original_synth_digits_are_preferred(prepared: Path):
@@ -239,7 +250,7 @@ def test_large_and_grey_photographs_are_brought_down(tmp_path: Path):
         ({"percent": 7}, r"data\.percent = 7: legal are 1, 5, 10, 20, 40, 60, 100"),
         ({"clients_per_domain": 0}, r"data\.clients_per_domain = 0: legal are 1 to 10"),
         ({"clients_per_domain": 11}, "legal are 1 to 10"),
-        ({"clients_per_domain": 2, "percent": 20}, "leave percent at 10"),
+        ({"clients_per_domain": 2, "percent": 20}, "set percent to 10"),
         ({"domains": ["mnst"]}, "did you mean 'mnist'"),
         ({"domains": []}, "legal are one or more of svhn"),
         ({"domains": ["mnist", "mnist"]}, "each once"),

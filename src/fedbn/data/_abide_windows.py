@@ -57,7 +57,7 @@ def correlations(series: Tensor, window: int, stride: int) -> Tensor:
     Returns:
         (windows, regions·(regions − 1)/2) in float32: the upper triangle, row by row.
 
-    Example:
+    Examples:
         >>> up = torch.arange(4.0)
         >>> correlations(torch.stack([up, -up, torch.ones(4)], dim=1), 3, 1).round(decimals=4)
         tensor([[-1.,  0.,  0.],

@@ -22,7 +22,7 @@ class FlipAndTurn:
     Attributes:
         degrees: Angles are drawn evenly from −degrees to +degrees.
 
-    Example:
+    Examples:
         >>> pictures = torch.zeros(4, 3, 8, 8)
         >>> FlipAndTurn()(pictures, torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 8, 8])

@@ -61,7 +61,7 @@ def cosine_clients(
         labels: Whether y is made from z (`latent`) or from x = σ z (`observed`).
         seed: Decides the samples.
 
-    Example:
+    Examples:
         >>> one, other = cosine_clients(noise=0.0)
         >>> bool(torch.allclose(other.y, torch.cos(5.0 * other.x / other.scale)))
         True

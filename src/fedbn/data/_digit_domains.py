@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,16 @@ from fedbn.errors import DataError
 Synth = Literal["auto", "original", "rendered"]
 MnistM = Literal["auto", "original", "made"]
 
-Loaded = tuple[Arrays, str | None]
-"""A domain's arrays, and what must be said of them."""
-
 _RENDERED_TEST = 5000
 _VERSION = 1
+
+
+class Loaded(NamedTuple):
+    """A domain's arrays, what must be said of them, and whether they stand in for the original."""
+
+    arrays: Arrays
+    remark: str | None
+    stand_in: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,14 @@ def original(domain: str, seed: int, whole: bool) -> Loaded:
     remark = None
     if whole and source.split:
         remark = f"{domain} has the training samples of {source.files[0].name}, not all originals"
-    return prepared(source, seed, whole), remark
+    return Loaded(prepared(source, seed, whole), remark)
 
 
 def synth_digits_domain(how: Synth, seed: int, whole: bool, count: int, fonts: str) -> Loaded:
     """Read Ganin's SynthDigits, or render our own."""
     if how == "original" or (how == "auto" and find_source(digits_folder(), "synthdigits")):
         return original("synthdigits", seed, whole)
-    return rendered(count, _RENDERED_TEST, fonts, seed)
+    return Loaded(*rendered(count, _RENDERED_TEST, fonts, seed), stand_in=True)
 
 
 def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None) -> Loaded:
@@ -107,7 +112,7 @@ def _made(folder: Path, seed: int, whole: bool) -> Loaded:
     }
     arrays = cached("mnist_m", key, lambda: _blend(mnist, files, seed, whole))
     remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"
-    return arrays, remark
+    return Loaded(arrays, remark, stand_in=True)
 
 
 def _blend(mnist: Source, files: list[Path], seed: int, whole: bool) -> Arrays:

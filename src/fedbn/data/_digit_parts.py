@@ -68,7 +68,7 @@ def interleaved(labels: Tensor, draws: torch.Generator) -> Tensor:
 
     The paper cuts a data set into ten parts "with the same label distribution".
 
-    Example:
+    Examples:
         >>> labels = torch.tensor([0] * 6 + [1] * 3)
         >>> order = interleaved(labels, torch.Generator().manual_seed(0))
         >>> [sorted(part.tolist()) for part in labels[order].split(3)]
@@ -86,7 +86,7 @@ def interleaved(labels: Tensor, draws: torch.Generator) -> Tensor:
 def colour28(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Bring images to (n, 3, 28, 28): resized bilinearly, grey repeated in three channels.
 
-    Example:
+    Examples:
         >>> colour28(np.full((2, 16, 16), 7, np.uint8))[1, :, 0, 0].tolist()
         [7, 7, 7]
     """

@@ -63,7 +63,7 @@ def distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
 def frechet(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
     """Compute d² between two Gaussians, each a mean and a covariance.
 
-    Example:
+    Examples:
         >>> one = torch.zeros(2), torch.eye(2)
         >>> other = torch.tensor([3.0, 0.0]), 4 * torch.eye(2)
         >>> round(frechet(one, other), 4)  # 3² + 2·(2 − 1)²

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbn.core.federation import Federation
 from fedbn.data._augment import FlipAndTurn
 from fedbn.data._files import shown, subfolders
+from fedbn.data._picking import checked_domains
 from fedbn.data._picture_sets import (
     Division,
     PictureSet,
@@ -38,13 +39,21 @@ class Benchmark:
     aliases: Mapping[str, str]
 
     def federation(
-        self, root: Path, size: int, division: Division, augment: FlipAndTurn | None
+        self,
+        root: Path,
+        size: int,
+        division: Division,
+        augment: FlipAndTurn | None,
+        domains: Sequence[str] | None = None,
     ) -> Federation:
-        """Read the pictures below a folder, one client a domain."""
+        """Read the pictures below a folder, one client a domain; of all domains, or of some."""
         check_size(size)
-        parts = {d: division.divide(found, d) for d, found in self.pictures(root).items()}
-        clients = (read_client(d, parts[d], size, augment, self.name) for d in self.domains)
-        return Federation(self.name, tuple(clients), self.classes)
+        chosen = checked_domains(domains, self.domains)
+        found = replace(self, domains=chosen).pictures(root)
+        parts = {domain: division.divide(pictures, domain) for domain, pictures in found.items()}
+        clients = (read_client(d, parts[d], size, augment, self.name) for d in chosen)
+        told = {"aliases": dict(self.aliases)}
+        return Federation(self.name, tuple(clients), self.classes, preparation=told)
 
     def pictures(self, root: Path) -> dict[str, PictureSet]:
         """List all pictures of the wanted classes below a folder, by domain.
@@ -87,7 +96,7 @@ class Benchmark:
 def plain_name(folder: str) -> str:
     """Bring a folder's name to one spelling.
 
-    Example:
+    Examples:
         >>> plain_name("045.computer-keyboard"), plain_name("127.laptop-101")
         ('computer_keyboard', 'laptop')
     """

@@ -30,7 +30,7 @@ class Trouble:
 def shown(path: Path | str) -> str:
     r"""Write a path on one line, whatever its name holds.
 
-    Example:
+    Examples:
         >>> shown("a b\nc.png")
         'a b\\nc.png'
     """

@@ -26,7 +26,7 @@ def federation_of(data: Data) -> Federation:
     A client with one pair of arrays has a stratified fifth of it held out for testing. Floats
     become float32, as models are; `uint8` images stay and are scaled to [−1, 1] batch by batch.
 
-    Example:
+    Examples:
         >>> x = [[0.0], [1.0], [2.0], [3.0], [4.0]] * 2
         >>> made = federation_of({"a": (x, [0, 1, 0, 1, 0] * 2)})
         >>> len(made.clients[0].train), len(made.clients[0].tests["a"]), made.classes

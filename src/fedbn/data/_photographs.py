@@ -34,7 +34,7 @@ def blended(
 ) -> NDArray[np.uint8]:
     """Blend digits (n, h, w) with random patches: |patch − digit| in each channel.
 
-    Example:
+    Examples:
         >>> digit = np.array([[[0, 255]]], np.uint8)
         >>> grey = [np.full((4, 4, 3), 100, np.uint8)]
         >>> blended(digit, grey, np.random.default_rng(0))[0, 0, :, 0].tolist()

@@ -56,7 +56,7 @@ class Table:
 def is_missing(cell: str) -> bool:
     """Tell whether a cell stands for no value.
 
-    Example:
+    Examples:
         >>> is_missing(" NaN "), is_missing("0")
         (True, False)
     """

@@ -96,10 +96,11 @@ def _examples(client: Client, count: int) -> NDArray[np.uint8]:
         mine = y[order] == label
         rank[mine] = torch.arange(int(mine.sum()))
     turn = torch.argsort(rank * (int(y.max()) + 1) + y[order], stable=True)
-    return _drawable(client.train.x[order[turn[:count]].to(client.train.x.device)].cpu())
+    return drawable(client.train.x[order[turn[:count]].to(client.train.x.device)].cpu())
 
 
-def _drawable(x: Tensor) -> NDArray[np.uint8]:
+def drawable(x: Tensor) -> NDArray[np.uint8]:
+    """Turn samples (n, channels, h, w) into pictures (n, h, w, 3)."""
     if x.dtype != torch.uint8:
         low, high = (-1.0, 1.0) if float(x.abs().max()) <= 1 else (float(x.min()), float(x.max()))
         x = ((x - low) / max(high - low, 1e-12) * 255).round().clamp(0, 255).byte()

@@ -84,7 +84,7 @@ def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -
                 )
         return first
     labels = [
-        _labels(content, part, file)
+        labels_in(content, part, file)
         for file, content in contents.items()
         for part in ("train", "test")
     ]
@@ -96,7 +96,7 @@ def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -
 
 def _client(file: Path, content: Mapping[str, NDArray[np.generic]]) -> Client:
     train, test = (
-        Split(_samples(content, part, file), torch.from_numpy(_labels(content, part, file)))
+        Split(samples_in(content, part, file), torch.from_numpy(labels_in(content, part, file)))
         for part in ("train", "test")
     )
     return Client(file.stem, file.stem, train, {file.stem: test})
@@ -112,7 +112,8 @@ def _array(
     raise DataError(f"{file}: no {' or '.join(names)}; it has {', '.join(content) or 'nothing'}")
 
 
-def _samples(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> torch.Tensor:
+def samples_in(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> torch.Tensor:
+    """Bring a part's samples to (n, ...): channels first, `uint8` or float32."""
     x = _array(content, part, "x", file)
     if x.ndim < 2:
         raise DataError(f"{file}, {part}: samples of shape {x.shape}; expected (n, ...)")
@@ -130,7 +131,10 @@ def _samples(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) 
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _labels(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> NDArray[np.int64]:
+def labels_in(
+    content: Mapping[str, NDArray[np.generic]], part: str, file: Path
+) -> NDArray[np.int64]:
+    """Read a part's labels, whole numbers from 0."""
     y = _array(content, part, "y", file)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]

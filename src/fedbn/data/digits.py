@@ -4,7 +4,8 @@ Train and test part of each data set are pooled and divided 80 to 20, class by c
 is truncated to the 7,438 samples of the smallest and cut into ten parts of 743, in order. A client
 has one part (the paper's default of 10 %), another share of the 7,438 (`percent`), or several
 clients have one part each (`clients_per_domain`, the paper's study of heterogeneity).
-`equalize = false` keeps the original sizes, to be trained with `training.unequal = "repeat"`.
+`equalize = false` keeps the original sizes, to be trained with `training.unequal = "repeat"`; where
+the originals are missing, `sizes` says how many samples each domain's client has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.data._cache import Arrays
+from fedbn.data._dealing import check_clients, checked_sizes
 from fedbn.data._digit_domains import (
     DigitsInfo,
     Loaded,
@@ -27,6 +29,7 @@ from fedbn.data._digit_domains import (
 )
 from fedbn.data._digit_files import DOMAINS
 from fedbn.data._digit_parts import TRAIN_SIZE
+from fedbn.data._picking import checked_domains
 from fedbn.errors import ConfigError, unknown
 
 PERCENTS = (1, 5, 10, 20, 40, 60, 100)
@@ -48,6 +51,7 @@ def digits(
     percent: int = 10,
     clients_per_domain: int = 1,
     equalize: bool = True,
+    sizes: list[int] | None = None,
     domains: list[str] | None = None,
     synth: Synth = "auto",
     mnist_m: MnistM = "auto",
@@ -63,6 +67,7 @@ def digits(
         percent: The share of the training data that a client has: 1, 5, 10, 20, 40, 60 or 100.
         clients_per_domain: Clients of each domain, 1 to 10, with a tenth each.
         equalize: Truncate all domains to 7,438 training samples.
+        sizes: The number of training samples of each domain, in their order, in place of a share.
         domains: Which to take, in this order; all five by default.
         synth: SynthDigits from Ganin's files, rendered here, or whichever is there.
         mnist_m: MNIST-M from Ganin's files, made from MNIST and photographs, or whichever can be.
@@ -72,7 +77,7 @@ def digits(
         test_limit: Score on the first so many test samples only.
         seed: Decides splits, rendering and patches; a run's own seed does not touch them.
     """
-    chosen = _checked_domains(domains)
+    chosen = checked_domains(domains, DOMAINS)
     _check(percent, clients_per_domain, test_limit, {"synth": synth, "mnist_m": mnist_m})
     whole = not equalize
     stand_ins: dict[str, Callable[[], Loaded]] = {
@@ -80,18 +85,28 @@ def digits(
         "mnist_m": lambda: mnist_m_domain(mnist_m, seed, whole, photographs),
     }
     loaded = {d: stand_ins[d]() if d in stand_ins else original(d, seed, whole) for d in chosen}
-    smallest = min(TRAIN_SIZE, *(len(arrays["train_y"]) for arrays, _ in loaded.values()))
+    lengths = {domain: len(one.arrays["train_y"]) for domain, one in loaded.items()}
+    smallest = min(TRAIN_SIZE, *lengths.values())
+    wanted = checked_sizes(sizes, lengths, clients_per_domain)
     clients: list[Client] = []
-    for domain, (arrays, _) in loaded.items():
-        size = len(arrays["train_y"]) if whole else smallest
+    for domain, one in loaded.items():
+        size = lengths[domain] if whole else smallest
         cuts = _cuts(size, percent, clients_per_domain, whole)
-        clients += _clients(domain, arrays, cuts, test_limit)
-    remarks = [remark for _, remark in loaded.values() if remark]
+        if wanted:
+            cuts = [slice(0, wanted[domain])]
+        clients += _clients(domain, one.arrays, cuts, test_limit)
+    remarks = [one.remark for one in loaded.values() if one.remark]
     if equalize and smallest < TRAIN_SIZE:
         remarks.append(
             f"training data is truncated to {smallest} samples a domain, not to the paper's 7438"
         )
-    return Federation("digits", tuple(clients), tuple("0123456789"), tuple(remarks))
+    return Federation(
+        "digits",
+        tuple(clients),
+        tuple("0123456789"),
+        tuple(remarks),
+        stand_ins=tuple(domain for domain, one in loaded.items() if one.stand_in),
+    )
 
 
 def _cuts(size: int, percent: int, clients: int, whole: bool) -> list[slice]:
@@ -119,31 +134,10 @@ def _clients(
         yield Client(name, domain, Split(x[cut], y[cut]), {domain: test})
 
 
-def _checked_domains(domains: Sequence[str] | None) -> tuple[str, ...]:
-    chosen = tuple(DOMAINS if domains is None else domains)
-    for domain in chosen:
-        if domain not in DOMAINS:
-            raise ConfigError(f"data.domains: {unknown('domain', domain, DOMAINS)}")
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(
-            f"data.domains = {list(chosen)}: legal are one or more of {', '.join(DOMAINS)}, "
-            "each once"
-        )
-    return chosen
-
-
 def _check(percent: int, clients: int, test_limit: int | None, sources: Mapping[str, str]) -> None:
     if percent not in PERCENTS:
         raise ConfigError(f"data.percent = {percent}: legal are {', '.join(map(str, PERCENTS))}")
-    if not 1 <= clients <= _PARTS:
-        raise ConfigError(f"data.clients_per_domain = {clients}: legal are 1 to {_PARTS}")
-    if clients > 1 and percent != 10:
-        raise ConfigError(
-            f"data.percent = {percent} with data.clients_per_domain = {clients}: several clients "
-            "have a tenth each; leave percent at 10, or clients_per_domain at 1"
-        )
-    if test_limit is not None and test_limit < 1:
-        raise ConfigError(f"data.test_limit = {test_limit}: legal are whole numbers from 1")
+    check_clients(percent, clients, test_limit)
     for name, legal in (("synth", get_args(Synth)), ("mnist_m", get_args(MnistM))):
         if sources[name] not in legal:
             raise ConfigError(f"data.{name}: {unknown('source', sources[name], legal)}")

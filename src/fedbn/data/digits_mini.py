@@ -17,6 +17,7 @@ Every original goes to one client and to one of train and test, so nothing is se
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,7 +26,9 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 
 from fedbn.core.federation import Client, Federation, Split
+from fedbn.data._dealing import check_shares, checked_sizes, tenths, thinned
 from fedbn.data._info import Info
+from fedbn.data._picking import checked_domains
 
 INFO = Info(
     title="Five renderings of scikit-learn's handwritten digits",
@@ -40,32 +43,61 @@ Images = NDArray[np.float32]
 _SEED = 2021
 
 
-def digits_mini(test_share: float = 0.4) -> Federation:
-    """Render the five domains, one a client; 28×28×3 in [−1, 1].
+def digits_mini(
+    test_share: float = 0.4,
+    percent: int = 100,
+    clients_per_domain: int = 1,
+    sizes: list[int] | None = None,
+    test_limit: int | None = None,
+    domains: list[str] | None = None,
+) -> Federation:
+    """Render the five domains, one client or more each; 28×28×3 in [−1, 1].
 
     Args:
-        test_share: The part of each client's originals that is held out for testing.
+        test_share: The part of each domain's originals that is held out for testing.
+        percent: The share of its domain's training samples that a client has, 5 to 100.
+        clients_per_domain: Clients of each domain, 1 to 10; several need `percent = 10`.
+        sizes: The number of training samples of each domain, in place of a share.
+        test_limit: Score on so many test samples only.
+        domains: Which to take, in this order; all five by default. A domain's images are the same
+            whichever others are taken.
     """
+    check_shares(percent, clients_per_domain, test_limit)
+    chosen = checked_domains(domains, DOMAINS)
     originals, labels = load_digits(return_X_y=True)
     strokes = _enlarged(originals.reshape(-1, 8, 8) / 16)
     dealt = _by_class(labels)
-    clients = []
-    for number, (name, render) in enumerate(DOMAINS.items()):
+    wholes = []
+    for name in chosen:
+        number, render = list(DOMAINS).index(name), DOMAINS[name]
         mine = dealt[number :: len(DOMAINS)][: len(dealt) // len(DOMAINS)]
         draws = np.random.default_rng([_SEED, number])
         images = render(strokes[mine], draws)
         training = np.diff(np.floor(np.arange(len(mine) + 1) * (1 - test_share))) > 0
-        clients.append(_client(name, images, labels[mine], training))
+        wholes.append(_client(name, images, labels[mine], training, test_limit))
+    wanted = checked_sizes(sizes, {c.name: len(c.train) for c in wholes}, clients_per_domain)
+    clients: list[Client] = []
+    for whole in wholes:
+        if percent == 10 and not wanted:
+            clients += tenths(whole, clients_per_domain)
+            continue
+        count = wanted.get(whole.name, len(whole.train) * percent // 100)
+        clients.append(replace(whole, train=thinned(whole.train, count)))
     return Federation("digits_mini", tuple(clients), tuple(str(digit) for digit in range(10)))
 
 
 def _client(
-    name: str, images: Images, labels: NDArray[np.int64], train: NDArray[np.bool_]
+    name: str,
+    images: Images,
+    labels: NDArray[np.int64],
+    train: NDArray[np.bool_],
+    test_limit: int | None,
 ) -> Client:
     x = torch.from_numpy(np.clip(images, 0, 1) * 2 - 1).permute(0, 3, 1, 2).float().contiguous()
     y = torch.from_numpy(labels).long()
     chosen = torch.from_numpy(train)
-    return Client(name, name, Split(x[chosen], y[chosen]), {name: Split(x[~chosen], y[~chosen])})
+    test = thinned(Split(x[~chosen], y[~chosen]), test_limit)
+    return Client(name, name, Split(x[chosen], y[chosen]), {name: test})
 
 
 def _by_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:

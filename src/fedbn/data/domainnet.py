@@ -52,6 +52,7 @@ def domainnet(
     test_share: float = 0.2,
     split_seed: int = 0,
     augment: bool = True,
+    domains: list[str] | None = None,
 ) -> Federation:
     """Read the six domains, one a client.
 
@@ -62,10 +63,12 @@ def domainnet(
         test_share: The stratified part of each domain held out for testing.
         split_seed: Decides which pictures these are.
         augment: Mirror and turn training pictures at random, up to 30 degrees.
+        domains: Which to take, in this order; all six by default.
     """
     return BENCHMARK.federation(
         Path(path) if path else data_root() / "domainnet",
         size,
         Division(test_share, split_seed, per_client),
         FlipAndTurn() if augment else None,
+        domains,
     )

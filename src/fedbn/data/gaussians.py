@@ -46,7 +46,7 @@ def gaussians(
         mixed: The share of client `mixed` that comes from the second pair.
         seed: Decides the samples.
 
-    Example:
+    Examples:
         >>> [(client.name, tuple(client.train.x.shape)) for client in gaussians().clients]
         [('diagonal', (200, 10)), ('mixed', (200, 10))]
     """
@@ -65,7 +65,7 @@ def gaussians(
 def covariance(dim: int, correlation: float) -> Tensor:
     """Σ₂: ones on the diagonal, the correlation everywhere else.
 
-    Example:
+    Examples:
         >>> covariance(2, 0.5).tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """

@@ -79,7 +79,8 @@ def tables(
         for name, table in found.items()
     )
     remarks = repeated_ids(found, id) if id else ()
-    return Federation(Path(path).resolve().stem, clients, classes, remarks)
+    told = {"columns": [[c.name, c.values] for c in columns], "label": label, "missing": missing}
+    return Federation(Path(path).resolve().stem, clients, classes, remarks, {"table": told})
 
 
 def _client(

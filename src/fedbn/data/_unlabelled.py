@@ -1,0 +1,152 @@
+"""Further samples for a trained model, with labels or without: pictures, a table or arrays.
+
+They are brought to what the run was trained on, from what the run remembers of it (its `inputs`,
+see `fedbn.experiments.facts`): the shape of a sample, the classes and the columns of a table. A
+picture becomes RGB or grey, is resized like the training pictures and scaled to [−1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbn.data._files import is_hidden, shown
+from fedbn.data._images import is_picture
+from fedbn.data._labels import labels_of, places
+from fedbn.data._table_files import SUFFIXES, read_table
+from fedbn.data._unlabelled_pictures import Found, find_pictures, read_like
+from fedbn.data._unlabelled_tables import features, table_labels
+from fedbn.data.arrays import read_npz, samples_in
+from fedbn.errors import DataError
+
+Part = Literal["train", "test"]
+LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
+_SUFFIXES = {"x": ("x", "images"), "y": ("y", "labels")}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples ready for a model.
+
+    Attributes:
+        x: The samples, (n, ...).
+        names: What each is called: a file, or a row.
+        y: Their labels, places in the run's classes; None where there are none.
+        notes: What a user should hear of how they were read.
+        part: `train` or `test`, where the data is divided and this is one part of it.
+    """
+
+    x: Tensor
+    names: tuple[str, ...]
+    y: Tensor | None = None
+    notes: tuple[str, ...] = ()
+    part: str = ""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> Samples:
+    """Read a site's samples.
+
+    Args:
+        path: A folder or a file.
+        inputs: What the run remembers of its data.
+        part: Which part to take where there are train and test.
+
+    Raises:
+        DataError: It cannot be read, or holds nothing that fits the run.
+    """
+    place = _file_in(path) if path.is_dir() else path
+    if place.is_dir():
+        return _pictures(find_pictures(place, inputs, part), inputs)
+    if not place.is_file():
+        raise DataError(f"{shown(place)}: no such file or folder; expected {LEGAL}")
+    if place.suffix.lower() == ".npz":
+        return _arrays(place, inputs, part)
+    if place.suffix.lower() in SUFFIXES:
+        return _table(place, inputs)
+    if is_picture(place):
+        return _pictures(Found({place: place.name}), inputs)
+    raise DataError(f"{shown(place)}: {place.suffix or 'no suffix'}; expected {LEGAL}")
+
+
+def _file_in(folder: Path) -> Path:
+    """A folder's only table or npz file, or the folder itself where it has none."""
+    try:
+        files = [f for f in sorted(folder.iterdir()) if f.is_file() and not is_hidden(f)]
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
+    known = [f for f in files if f.suffix.lower() in {".npz", *SUFFIXES}]
+    if len(known) > 1:
+        names = ", ".join(shown(file.name) for file in known[:10])
+        raise DataError(f"{shown(folder)}: several files ({names}); give one of them")
+    return known[0] if known and not any(is_picture(f) for f in files) else folder
+
+
+def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
+    y = None if found.labels is None else torch.from_numpy(found.labels)
+    x = read_like(list(found.files), inputs)
+    return Samples(x, tuple(found.files.values()), y, found.notes, found.part)
+
+
+def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
+    content = read_npz(file)
+    prefixes = (f"{part}_", "", "test_" if part == "train" else "train_")
+    names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in _SUFFIXES["x"]]
+    chosen = next((name for name in names if name in content), None)
+    if chosen is None:
+        raise DataError(
+            f"{shown(file)}: no samples; expected one of {', '.join(names)}; it has "
+            f"{', '.join(content) or 'nothing'}"
+        )
+    prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
+    x = samples_in({"test_x": content[chosen]}, "test", file)
+    _check_shape(x, inputs, file)
+    labels = next((content[k] for s in _SUFFIXES["y"] if (k := f"{prefix}{s}") in content), None)
+    y = None if labels is None else _array_labels(labels, content, len(x), inputs, file)
+    notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
+    return Samples(x, tuple(map(str, range(len(x)))), y, notes, prefix.rstrip("_"))
+
+
+def _array_labels(
+    labels: NDArray[np.generic],
+    content: Mapping[str, NDArray[np.generic]],
+    n: int,
+    inputs: Mapping[str, Any],
+    file: Path,
+) -> Tensor:
+    classes, where = inputs["classes"], f"{shown(file)}, labels"
+    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.dtype.kind == "f" and np.array_equal(flat, np.round(flat)):
+        flat = flat.astype(np.int64)
+    if "classes" not in content or flat.dtype.kind in "US":
+        return torch.from_numpy(labels_of(flat, n, classes, where))
+    own = tuple(map(str, content["classes"]))
+    names = [own[label] for label in labels_of(flat, n, own, where)]
+    return torch.from_numpy(places(names, classes, where))
+
+
+def _table(file: Path, inputs: Mapping[str, Any]) -> Samples:
+    table = read_table(file)
+    x, notes = features(table, inputs)
+    labels = table_labels(table, inputs)
+    y = None if labels is None else torch.from_numpy(labels)
+    return Samples(torch.from_numpy(x), tuple(f"row {row}" for row in table.rows), y, notes)
+
+
+def _check_shape(x: Tensor, inputs: Mapping[str, Any], file: Path) -> None:
+    shape = tuple(inputs["input_shape"])
+    if tuple(x.shape[1:]) != shape:
+        raise DataError(
+            f"{shown(file)}: samples of shape {tuple(x.shape[1:])}; the run was trained on {shape}"
+        )
+    if not len(x):
+        raise DataError(f"{shown(file)}: no samples")
