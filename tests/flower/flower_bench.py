@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import torch
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedbn.core.federation import Federation
+from fedbn.core.federation import Federation, Split
 from fedbn.engines import embedded
 from fedbn.engines.flower.client_app import reply
 from fedbn.engines.flower.post import Limits
@@ -82,6 +83,20 @@ def digits() -> Federation:
     return load_federation(DataSection(name="digits_mini"))
 
 
+@cache
+def few() -> Federation:
+    """A little of the data: tests in this process are about what is sent, not what is learnt."""
+
+    def cut(split: Split, count: int) -> Split:
+        return split.take(torch.arange(count))
+
+    clients = tuple(
+        replace(c, train=cut(c.train, 64), tests={d: cut(t, 32) for d, t in c.tests.items()})
+        for c in digits().clients
+    )
+    return replace(digits(), clients=clients)
+
+
 class Memory:
     def __init__(self):
         self.records = []
@@ -93,11 +108,11 @@ class Memory:
         self.records += records
 
 
-def in_one_process(raw):
-    """The same plan in the embedded engine, over the two sites' data."""
+def in_one_process(raw, federation: Federation | None = None, sites: Sequence[str] = SITES):
+    """The same plan in the embedded engine, over the sites' data."""
     job = jobs(checked(raw))[0]
-    plan = Planner(federation=digits()).plan(job)
-    clients = tuple(c for name in SITES for c in plan.federation.clients if c.name == name)
+    plan = Planner(federation=federation or few()).plan(job)
+    clients = tuple(c for name in sites for c in plan.federation.clients if c.name == name)
     plan = replace(plan, federation=replace(plan.federation, clients=clients))
     memory = Memory()
     return plan, embedded.run(plan, [memory], workers=1), memory.records
@@ -114,8 +129,8 @@ class Bench:
     def site(self, name: str, **options: object) -> Site:
         given = {"folder": self.root / "sites" / name, "federation": "fed", **options}
         site = Site(SiteOptions(name, {"name": "digits_mini"}, **given))  # type: ignore[arg-type]
-        client = [client for client in digits().clients if client.name == name]
-        site.__dict__["_federation"] = replace(digits(), clients=tuple(client))
+        client = [client for client in few().clients if client.name == name]
+        site.__dict__["_federation"] = replace(few(), clients=tuple(client))
         return site
 
     def grid(self, tamper: Tamper = lambda site, answer: answer) -> FakeGrid:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from typer.testing import CliRunner
 
 from fedbn.cli.federation import group
-from fedbn.engines.flower import certificates, preflight
+from fedbn.engines.flower import certificates, preflight, serving
 from fedbn.engines.flower.bundle import read_bundle
 from fedbn.engines.flower.folder import FederationFolder, write_private
 from fedbn.errors import ConfigError, FedbnError
@@ -146,3 +146,19 @@ def test_a_bundle_without_a_server_says_so(fed: FederationFolder) -> None:
     found = CliRunner().invoke(group, ["check", str(fed.bundle("nyu"))])
     assert isinstance(found.exception, FedbnError)
     assert "WRONG  no server at server.example:9099" in found.output
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a" * 101, "new\nline"])
+def test_a_runs_name_stays_in_the_folder(fed: FederationFolder, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"--name .* legal are 1 to 100 letters"):
+        serving.run_folder(fed, name)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_a_run_that_is_refused_leaves_nothing_behind(fed: FederationFolder, tmp_path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('methods = ["fedbn"]\n')
+    for flags in (["--min-sites", "7"], ["--set", "methods=['centralized']"], []):
+        refused = CliRunner().invoke(group, ["run", str(fed.path), str(file), *flags])
+        assert isinstance(refused.exception, FedbnError), flags
+        assert not fed.runs.exists(), flags

@@ -17,6 +17,9 @@ from fedbn.engines.flower import wire
 from fedbn.engines.flower.codec import KEY
 from fedbn.engines.flower.roster import Expected
 from fedbn.errors import ConfigError, DataError, Interrupted
+from fedbn.experiments.loading import checked
+from fedbn.experiments.settings import jobs
+from fedbn.runs import checkpoints
 
 LONG = {**RAW, "training": {"rounds": 4, "local_steps": 2}}
 
@@ -145,9 +148,50 @@ def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:
         costs.append(one)
         grid.away = set()
 
-    bench.run(grid, LONG, expected=expected, costs=cost)
+    folder = bench.run(grid, LONG, expected=expected, costs=cost)
     assert "faded joins" in bench.notes()
     assert [one.sources.get("faded") for one in costs] == [None, "fresh", "disk", "disk"]
+    assert_newcomer(grid, bench.site("faded"), folder)
+
+
+def assert_newcomer(grid: FakeGrid, again, folder) -> None:
+    """It starts from the shared part that the server sends, and the statistics of its own data."""
+    sent = next(m for s, m, a in grid.log if s == "faded" and wire.SHARED in a.content)
+    order = wire.get(sent.content, wire.Order, wire.SHARED)
+    assert (order.round, order.since, order.joined) == (2, 0, 1)
+    others = [m for s, m, _ in grid.log if s == "plain" and wire.SHARED in m.content]
+    shared = load(sent.content[wire.SHARED][KEY].data)
+    theirs = load(others[1].content[wire.SHARED][KEY].data)
+    assert all(torch.equal(shared[name], value) for name, value in theirs.items())
+    desk = again._desk(order)
+    pack = desk._initial.shared.layout.pack(shared)
+    local, source = desk._local(order, desk._store(order, RecordDict()), pack)
+    with torch.no_grad():
+        inputs = desk._replica.model[0](desk._client.train.batch(slice(None))[0])
+    mean = inputs.mean((0, 2, 3))
+    torch.testing.assert_close(local.state["1.running_mean"], mean)
+    assert source == "fresh"
+    facts = checkpoints.read_manifest(
+        checkpoints.rounds(folder.job(*jobs(checked(LONG))[0].key))[0][1]
+    )
+    assert facts["joined"] == {"faded": 1}
+
+
+def test_a_run_that_stopped_remembers_who_came_late(bench: Bench) -> None:
+    names = ("plain", "photo", "faded")
+    expected = Expected(names, {name.encode(): name for name in names}, 2)
+
+    def grid(*away: str) -> FakeGrid:
+        made = FakeGrid([bench.site(name) for name in names])
+        made.away = set(away)
+        return made
+
+    with pytest.raises(Interrupted):
+        bench.run(grid("faded"), LONG, expected=expected, stop=lambda: True)
+    late = grid()
+    bench.run(late, LONG, expected=expected)
+    sent = next(m for s, m, a in late.log if s == "faded" and wire.SHARED in a.content)
+    assert wire.get(sent.content, wire.Order, wire.SHARED).joined == 1
 
 
 def test_without_a_folder_batchnorm_is_in_flowers_memory(bench: Bench) -> None:

@@ -4,112 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from flower_bench import in_one_process
-
-from fedbn.engines.flower import demo, serving
-from fedbn.engines.flower.processes import environment
-from fedbn.runs import metrics
+from flower_processes import Federation, finished, in_embedded
 
 pytestmark = pytest.mark.slow_federation
-TOML = """
-methods = ["{method}"]
-seeds = [0]
-[training]
-rounds = {rounds}
-local_steps = {steps}
-[data]
-name = "digits_mini"
-[model]
-name = "small_cnn"
-"""
-
-
-class Federation:
-    """A server and its sites, in processes that end with the test."""
-
-    def __init__(self, root: Path, stack: ExitStack):
-        self.folder = demo.make(root / "fed")
-        self.stack = stack
-        self.sites = {}
-        self.started = []
-        self.start_server()
-        for site in demo.SITES:
-            self.start_site(site)
-
-    def start_server(self) -> None:
-        self.link = self.stack.enter_context(serving.server(self.folder, "127.0.0.1"))
-
-    def start_site(self, site: str) -> None:
-        self.sites[site] = demo.start_site(self.folder, site)
-        self.stack.callback(self.sites[site].end)
-
-    def experiment(self, rounds: int, steps: int = 3, method: str = "fedbn") -> tuple[Path, dict]:
-        file = self.folder.path / f"{method}-{rounds}-{steps}.toml"
-        file.write_text(TOML.format(method=method, rounds=rounds, steps=steps))
-        training = {"rounds": rounds, "local_steps": steps}
-        data, model = {"name": "digits_mini"}, {"name": "small_cnn"}
-        raw = {"methods": [method], "seeds": [0], "training": training}
-        return file, {**raw, "data": data, "model": model}
-
-    def run(self, file: Path, name: str, *flags: str) -> subprocess.Popen:
-        command = ["federation", "run", str(self.folder.path), str(file), "--name", name]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedbn", *command, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(self.folder.home),
-        )
-        self.started.append(process)
-        self.stack.callback(ended, process)
-        return process
-
-    def rounds(self, name: str) -> list[dict]:
-        files = list((self.folder.runs / name).rglob("rounds.jsonl"))
-        return metrics.read(files[0]) if files else []
-
-    def wait_for_round(self, name: str, number: int, process: subprocess.Popen) -> None:
-        begun = time.monotonic()
-        while not any(row["round"] >= number for row in self.rounds(name)):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() - begun < 120
-            time.sleep(0.05)
-
-    def numbers(self, name: str) -> dict:
-        return by_key(metrics.read(self.folder.runs / name / "metrics.jsonl"))
-
-
-def ended(process: subprocess.Popen) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-def by_key(records) -> dict:
-    return {(r["round"], r["client"], r["split"], r["metric"]): r["value"] for r in records}
-
-
-def in_embedded(raw) -> dict:
-    _, _, records = in_one_process(raw)
-    return by_key([vars(record) for record in records])
-
-
-def finished(process: subprocess.Popen, code: int = 0) -> str:
-    text, _ = process.communicate(timeout=240)
-    assert process.returncode == code, text
-    return text
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +94,23 @@ def test_a_missing_site_ends_with_exit_code_5_and_its_name(federation: Federatio
 
 
 def test_a_new_site_joins_a_run_under_way(federation: Federation) -> None:
-    file, _ = federation.experiment(40)
+    file, _ = federation.experiment(1000)
     process = federation.run(file, "joined")
     federation.wait_for_round("joined", 1, process)
-    serving.add_site(federation.folder, "faded")
+
+    def rows() -> list[dict]:
+        return federation.rounds("joined")
+
+    said = finished(federation.command("add-site", str(federation.folder.path), "faded"))
+    assert f"{federation.folder.bundle('faded')}: hand this to faded" in said
     federation.start_site("faded")
-    text = finished(process)
-    assert "faded joins" in text
-    sources = [row["sources"].get("faded") for row in federation.rounds("joined")]
-    assert sources[-1] == "disk"
-    assert next(source for source in sources if source) == "fresh"
+    federation.wait_for(lambda: rows()[-1]["sources"].get("faded") == "disk", process)
+    process.send_signal(signal.SIGINT)
+    text = finished(process, 130)
+    assert "faded joins; it starts from the shared part and has its own BatchNorm" in text
+    sources = [row["sources"].get("faded") for row in rows()]
+    came = sources.index("fresh")
+    assert came > 0
+    assert sources[:came] == [None] * came
+    assert set(sources[came + 1 :]) == {"disk"}
+    assert not any(row["left_out"] for row in rows())

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from flower_bench import SITES, in_one_process
+from flower_bench import SITES, digits, in_one_process
 from safetensors.torch import load
 
 from fedbn.core.rounds import initial_state
@@ -86,16 +86,16 @@ def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
         quicken()
         for method in METHODS:
             raw = {**RAW, "methods": [method]}
-            run = serving.run_folder(folder, method, raw)
+            run = serving.run_folder(folder, method)
             limits = Limits(wait=120, round=120)
             service = Service(folder.read().id, sites_of(folder), run, limits=limits)
-            with grid_of(folder) as grid:
+            with serving.begun(run, raw), grid_of(folder) as grid:
                 tapped[method] = Tapped(grid)
                 serve(tapped[method], checked(raw), service)
     for method in METHODS:
         raw = {**RAW, "methods": [method]}
-        plan, wanted, records = in_one_process(raw)
-        run = serving.run_folder(folder, method, raw)
+        plan, wanted, records = in_one_process(raw, digits())
+        run = serving.run_folder(folder, method)
         place = run.job(*jobs(checked(raw))[0].key)
         found, _ = checkpoints.newest(place, replace(initial_state(plan), local={}))
         for name, value in wanted.shared.state.items():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from cryptography import x509
 
-from fedbn.engines.flower import certificates, demo, serving
+from fedbn.engines.flower import certificates, demo, joining, serving
 from fedbn.engines.flower.bundle import read_bundle
 from fedbn.engines.flower.control import Control, runtime_client
 from fedbn.engines.flower.folder import write_private
@@ -65,15 +68,56 @@ def test_a_site_with_the_wrong_authority_is_refused(folder, tmp_path) -> None:
 
 
 def test_a_wrong_host_name_is_refused(folder, tmp_path) -> None:
-    port = folder.read().port
-    file = altered(folder, tmp_path, address=f"ip6-localhost:{port}")
-    if not listens("ip6-localhost", port):
-        file = altered(folder, tmp_path, address=f"127.0.0.2:{port}")
-        if not listens("127.0.0.2", port):
-            pytest.skip("no second name for the loopback here")
-    code, text = join(file, tmp_path)
+    with at_another_address(folder, tmp_path) as file:
+        code, text = join(file, tmp_path)
     assert code == 3, text
-    assert "its certificate is for" in text
+    assert "certificate is for 127.0.0.1, localhost, ::1, not for 127.0.0.2" in text
+
+
+@contextmanager
+def at_another_address(folder, tmp_path: Path) -> Iterator[Path]:
+    """The same server, certificate and keys at an address that the certificate does not name."""
+    port = free_port()
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.2", port))
+    except OSError:
+        pytest.skip("this machine has no second address on the loopback")
+    moved = demo.FederationFolder(tmp_path / "moved")
+    shutil.copytree(folder.path, moved.path, ignore=shutil.ignore_patterns("*.db*", "*.log"))
+    text = moved.info_file.read_text().replace(str(folder.read().port), str(port))
+    moved.info_file.write_text(text)
+    with link(moved, "127.0.0.2"):
+        yield altered(folder, tmp_path, address=f"127.0.0.2:{port}")
+
+
+@contextmanager
+def link(folder, host: str = "127.0.0.1") -> Iterator[Child]:
+    """Flower's server alone, where its certificate is not in order."""
+    arguments = [str(folder.path), host]
+    child = Child("fedbn.engines.flower.link", arguments, folder.home, folder.path / "log")
+    try:
+        begun = time.monotonic()
+        while not listens(host, folder.read().port):
+            assert child.status() is None, child.said()
+            assert time.monotonic() - begun < 60, child.said()
+            time.sleep(0.05)
+        yield child
+    finally:
+        child.end()
+
+
+def node_says(file: Path, tmp_path: Path, words: tuple[str, ...]) -> str:
+    """Start Flower's own node, without looking at the server first; wait for one of the words."""
+    node = joining._start_node(read_bundle(file), tmp_path / "node", b"s" * 32, free_port())
+    try:
+        begun = time.monotonic()
+        while not any(word in node.said() for word in words) and node.status() is None:
+            assert time.monotonic() - begun < 60, node.said()
+            time.sleep(0.05)
+        return node.said()
+    finally:
+        node.end()
 
 
 def test_an_unregistered_key_is_refused(folder, tmp_path) -> None:
@@ -83,28 +127,52 @@ def test_an_unregistered_key_is_refused(folder, tmp_path) -> None:
     assert "does not know the key of site plain" in text
 
 
-def test_an_expired_certificate_is_refused_with_its_date(folder, tmp_path) -> None:
-    expired = demo.make(tmp_path / "expired", ["plain"])
+@contextmanager
+def expired(tmp_path: Path) -> Iterator[Path]:
+    """A server whose certificate ended in 2020; gives a site's bundle."""
+    folder = demo.make(tmp_path / "expired", ["plain"])
     authority = certificates.Authority(
-        certificates.serialization.load_pem_private_key(expired.ca_key.read_bytes(), None),
-        x509.load_pem_x509_certificate(expired.ca.read_bytes()),
+        certificates.serialization.load_pem_private_key(folder.ca_key.read_bytes(), None),
+        x509.load_pem_x509_certificate(folder.ca.read_bytes()),
     )
     begins = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     key, certificate = certificates.make_server_certificate(authority, ["127.0.0.1"], 30, begins)
-    write_private(expired.key, certificates.private_bytes(key))
-    expired.certificate.write_bytes(certificates.certificate_bytes(certificate))
-    arguments = [str(expired.path), "127.0.0.1"]
-    child = Child("fedbn.engines.flower.link", arguments, expired.home, expired.path / "log")
-    try:
-        begun = time.monotonic()
-        while not listens("127.0.0.1", expired.read().port):
-            assert time.monotonic() - begun < 60, child.said()
-            time.sleep(0.05)
-        code, text = join(expired.bundle("plain"), tmp_path)
-    finally:
-        child.end()
+    write_private(folder.key, certificates.private_bytes(key))
+    folder.certificate.write_bytes(certificates.certificate_bytes(certificate))
+    with link(folder):
+        yield folder.bundle("plain")
+
+
+def test_an_expired_certificate_is_refused_with_its_date(tmp_path) -> None:
+    with expired(tmp_path) as file:
+        code, text = join(file, tmp_path)
     assert code == 3, text
     assert "valid from 2020-01-01 to 2020-01-31 only" in text
+
+
+REFUSED = ("certificate verify failed", "CERTIFICATE_VERIFY_FAILED")
+
+
+def test_flowers_own_node_refuses_the_wrong_authority(folder, tmp_path) -> None:
+    other = certificates.make_authority("other", 10)
+    file = altered(folder, tmp_path, ca=certificates.certificate_bytes(other.certificate))
+    said = node_says(file, tmp_path, REFUSED)
+    assert any(word in said for word in REFUSED), said
+    assert "SuperNode ID" not in said
+
+
+def test_flowers_own_node_refuses_the_wrong_host(folder, tmp_path) -> None:
+    with at_another_address(folder, tmp_path) as file:
+        said = node_says(file, tmp_path, REFUSED)
+    assert any(word in said for word in REFUSED), said
+    assert "SuperNode ID" not in said
+
+
+def test_flowers_own_node_refuses_an_expired_certificate(tmp_path) -> None:
+    with expired(tmp_path) as file:
+        said = node_says(file, tmp_path, REFUSED)
+    assert any(word in said for word in REFUSED), said
+    assert "SuperNode ID" not in said
 
 
 def test_a_server_that_is_not_there_is_given_up_after_the_deadline(folder, tmp_path) -> None:

@@ -4,11 +4,14 @@ What a method is, how a client trains and how a round is combined is the core's 
 every engine; here is what carries it between machines and what survives when one of them stops.
 
 ```
-folder certificates bundle       what `federation init` makes: keys, certificates, one file a site
-wire codec                       what is said, and the shared part as bytes
-store site client_app            at a site: BatchNorm on its own disk, training, the answers
-roster replies engine server_app at the server: who takes part, what is accepted, the rounds
-link node control executor       Flower's own processes, started with keys and without surprises
+folder certificates bundle        what `federation init` makes: keys, certificates, one file a site
+reaching preflight survey         what can be known before anything runs
+wire codec jobs                   what is said, and the shared part as bytes
+store desk site client_app        at a site: BatchNorm on its own disk, training, the answers
+roster attendance                 at the server: who takes part, who is new, who is away
+post replies cost engine          letters and answers, what is accepted, the rounds
+recording server_app serving      a job's files, all jobs of a run, the server's machine
+link node control executor joining   Flower's own processes, with keys and without surprises
 ```
 
 Needs the extra `fedbn[flower]`; nothing outside this package imports `flwr`.

@@ -61,6 +61,15 @@ def make_server_certificate(
     return key, builder.sign(authority.key, hashes.SHA384())
 
 
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The host names and addresses that a certificate is for."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in found.value]
+
+
 def certificate_bytes(certificate: x509.Certificate) -> bytes:
     """Render a certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)

@@ -36,7 +36,11 @@ def make_app() -> ClientApp:
 
     def handle(message: Message, context: Context) -> Message:
         one_thread()
-        return reply(_site(_options(context)), message, context.state)
+        try:
+            site = _site(_options(context))
+        except FedbnError as error:
+            return Message(wire.put(wire.Sorry(reason=str(error)[:2000])), reply_to=message)
+        return reply(site, message, context.state)
 
     app.query()(handle)
     app.train()(handle)
@@ -52,15 +56,29 @@ def _site(key: tuple[str, str, str]) -> Site:
 
 
 def _options(context: Context) -> tuple[str, str, str]:
-    """Read the node's configuration; in a simulation a partition is a client of the data."""
+    """Read the node's configuration; in a simulation a partition is a client of the data.
+
+    A simulation has one configuration for all nodes, so its state folder has one folder a site.
+    """
     given, run = context.node_config, context.run_config
     data = str(given.get("data") or run.get("data") or "digits_mini")
     name = str(given.get("site") or "")
     if not name and "partition-id" in given:
-        name = _client_names(data)[int(str(given["partition-id"]))]
+        name = _partition(data, int(str(given["partition-id"])))
     if not name:
         raise ConfigError("node configuration: `site` is missing, as in --node-config 'site=\"a\"'")
-    return name, data, str(given.get("state-dir") or "")
+    return name, data, str(given.get("state-dir") or run.get("state-dir") or "")
+
+
+def _partition(data: str, number: int) -> str:
+    """The client of a node of a simulation."""
+    names = _client_names(data)
+    if number >= len(names):
+        raise ConfigError(
+            f"node {number} of the simulation has no data: {data} has {len(names)} clients, so "
+            f"num-supernodes may be at most {len(names)}"
+        )
+    return names[number]
 
 
 @cache

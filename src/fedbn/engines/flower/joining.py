@@ -10,9 +10,9 @@ from pathlib import Path
 from fedbn.engines.flower.bundle import Bundle
 from fedbn.engines.flower.executor import work
 from fedbn.engines.flower.folder import write_private
-from fedbn.engines.flower.preflight import reach
 from fedbn.engines.flower.processes import Child, free_port, last_words
 from fedbn.engines.flower.quick import quicken
+from fedbn.engines.flower.reaching import reach
 from fedbn.engines.flower.site import Site, SiteOptions, one_thread
 from fedbn.engines.flower.wire import Order
 from fedbn.errors import FedbnError
@@ -21,6 +21,7 @@ _ACCEPTED = "SuperNode ID"
 _REFUSED = ("activat", "public key", "unauthorized")
 # Longer than the server takes to see that a node which was killed is gone.
 _PATIENCE = 30.0
+_LONGEST_CUT = 3600.0
 
 
 def join(
@@ -52,11 +53,25 @@ def join(
         if stop():
             return
         if _ACCEPTED in node.said():
-            begun = time.monotonic()
             say(f"Flower's node ended ({last_words(node.said())}); starting it again")
+            _wait_for_server(bundle, stop)
+            begun = time.monotonic()
         elif time.monotonic() - begun > _PATIENCE:
             raise FedbnError(_why(node, bundle))
         time.sleep(1)
+
+
+def _wait_for_server(bundle: Bundle, stop: Callable[[], bool]) -> None:
+    """Wait for a server that was there: a network that is cut comes back by itself."""
+    begun = time.monotonic()
+    while not stop():
+        try:
+            reach(bundle, 0)
+            return
+        except FedbnError:
+            if time.monotonic() - begun > _LONGEST_CUT:
+                raise
+            time.sleep(1)
 
 
 def _one_node(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from flwr.supernode.cli.flower_supernode import flower_supernode
@@ -16,7 +17,18 @@ def main(arguments: list[str]) -> None:
     follow(int(parent))
     quicken()
     sys.argv = ["flower-supernode", *flags]
-    flower_supernode()
+    code: object = 1
+    try:
+        flower_supernode()
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    finally:
+        # Threads of Flower may still wait for a network that is gone; the process must end, so
+        # that a new one can take over.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 if __name__ == "__main__":

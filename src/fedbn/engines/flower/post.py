@@ -34,14 +34,15 @@ class Limits:
     Attributes:
         wait: For enough sites to be connected.
         round: For the answers of a round.
-        grace: For a site that was here and is gone, before it is left out: a restart takes that.
+        grace: For a site that was here and is gone, before it is left out: a restart of its machine
+            or a network that is cut for a minute takes that.
         poll: Between two looks for answers.
         look: Between two looks at which nodes were restarted.
     """
 
     wait: float = 300.0
     round: float = 3600.0
-    grace: float = 45.0
+    grace: float = 90.0
     poll: float = 0.05
     look: float = 2.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from fedbn.errors import FedbnError
 
 _GRACE = 10.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -102,7 +104,7 @@ def wait_until(ready: Callable[[], bool], child: Child, seconds: float, what: st
 
 def last_words(text: str) -> str:
     """The most telling line of a log: the last that names an error, or the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line or "failed" in line.lower()]
     return (telling or lines or ["it said nothing"])[-1][:300]
 

@@ -14,8 +14,8 @@ from fedbn.core.aggregators import Mean, Weighted
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState
-from fedbn.engines.flower.engine import RoundCost
-from fedbn.engines.flower.wire import Member
+from fedbn.engines.flower.attendance import Known
+from fedbn.engines.flower.cost import RoundCost
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.files import write_atomically
 
@@ -27,17 +27,16 @@ class Journal:
     """The files of one job at the server."""
 
     def __init__(self, place: Path):
-        place.mkdir(parents=True, exist_ok=True)
         self._place = place
         self._metrics = place / "metrics.jsonl"
         self._costs = place / "rounds.jsonl"
 
-    def resume(self, like: RunState) -> tuple[RunState | None, dict[str, int], list[str]]:
-        """Find the state to go on from, which rounds of sites it holds, and what was damaged."""
+    def resume(self, like: RunState) -> tuple[RunState | None, Known, list[str]]:
+        """Find the state to go on from, what it knows of sites, and what was damaged."""
         state, damaged = checkpoints.newest(self._place, like)
         if state is None:
-            return None, {}, damaged
-        return state, dict(self._facts(state.round)["since"]), damaged
+            return None, Known(), damaged
+        return state, Known.from_facts(state.round, self._facts(state.round)), damaged
 
     def finished(self, rounds: int) -> bool:
         """Tell whether all rounds are done and the last one is scored."""
@@ -49,8 +48,7 @@ class Journal:
         state: RunState,
         records: Sequence[Record],
         cost: RoundCost,
-        since: Mapping[str, int],
-        members: Sequence[Member],
+        known: Known,
     ) -> None:
         """Write a round down: its numbers first, then the state that makes it count."""
         self.add(records)
@@ -59,13 +57,13 @@ class Journal:
             "method": plan.method.name,
             "setting": plan.setting,
             "seed": plan.seed,
-            "since": dict(since),
-            "members": [member.model_dump() for member in members],
+            **known.to_facts(),
         }
         checkpoints.save(self._place, state, facts)
 
     def add(self, records: Sequence[Record]) -> None:
         """Append numbers."""
+        self._place.mkdir(parents=True, exist_ok=True)
         metrics.append(self._metrics, "".join(map(metrics.line, records)).encode())
 
     def scored(self, round: int) -> bool:

@@ -17,13 +17,13 @@ from flwr.serverapp import ServerApp
 from fedbn._version import __version__
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import RunState
-from fedbn.engines.flower.engine import Conductor, RoundCost
-from fedbn.engines.flower.jobs import check_job
+from fedbn.engines.flower.cost import RoundCost
+from fedbn.engines.flower.engine import Conductor
+from fedbn.engines.flower.jobs import check_job, order_of, weights_hash
 from fedbn.engines.flower.post import Grid, Limits
 from fedbn.engines.flower.recording import Journal
 from fedbn.engines.flower.roster import Expected, muster
 from fedbn.engines.flower.site import one_thread
-from fedbn.engines.flower.wire import Order
 from fedbn.errors import Interrupted
 from fedbn.experiments import catalogue
 from fedbn.experiments.events import Event, Listener, Reporter
@@ -82,7 +82,7 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
 
 
 def _finished(job: Job, folder: RunFolder) -> bool:
-    rounds = job.setting.experiment.training.rounds
+    rounds = job.setting.experiment.training.total_rounds
     return Journal(folder.job(*job.key)).finished(rounds)
 
 
@@ -92,13 +92,14 @@ def _run_job(
     def note(text: str) -> None:
         tell(Event("note", job.key, text=text))
 
-    order = _order(job, service)
+    order = order_of(job, service.federation, service.folder.path.name)
     roster = muster(grid, service.expected(), order, service.limits, note)
     conductor = Conductor(grid, job, order, service.expected, roster, service.limits, note)
-    for text in _commit(experiment, conductor, service.folder):
+    for text in _commit(experiment, job, conductor, service.folder):
         note(text)
     journal = Journal(service.folder.job(*job.key))
-    start, conductor.since, damaged = journal.resume(conductor.initial())
+    start, known, damaged = journal.resume(conductor.initial())
+    conductor.remember(known)
     for text in damaged:
         note(f"{text}; going on from the one before it")
     state = _rounds(conductor, journal, start or conductor.initial(), job, service, tell)
@@ -124,9 +125,8 @@ def _rounds(
     while state.round < rounds:
         state, own = conductor.round(state)
         records = [*conductor.scores, *own]
-        members = [*conductor.members.values()]
         cost = conductor.cost
-        journal.round_done(conductor.plan, state, records, cost, conductor.since, members)
+        journal.round_done(conductor.plan, state, records, cost, conductor.known())
         service.costs(conductor.plan, cost)
         reporter.round_done(conductor.plan, state, records)
         if service.stop() and state.round < rounds:
@@ -134,27 +134,9 @@ def _rounds(
     return state
 
 
-def _order(job: Job, service: Service) -> Order:
-    """What all orders of a job have in common; the data is each site's own."""
-    raw = job.setting.experiment.model_dump(exclude_none=True)
-    if job.setting.experiment.training.local_steps is not None:
-        del raw["training"]["local_epochs"]
-    method, setting, seed = job.key
-    return Order(
-        kind="hello",
-        federation=service.federation,
-        run=service.folder.path.name,
-        method=method,
-        setting=setting,
-        seed=seed,
-        experiment={**raw, "data": {}, "sweep": {}},
-        version=__version__,
-    )
-
-
-def _commit(experiment: Experiment, conductor: Conductor, folder: RunFolder) -> list[str]:
+def _commit(experiment: Experiment, job: Job, conductor: Conductor, folder: RunFolder) -> list[str]:
     """Write the configuration, or refuse one that is not the run's any more; gives remarks."""
-    now = _environment(experiment, conductor)
+    now = _environment(experiment, job, conductor)
     if not folder.config.exists():
         folder.commit(now["config"], now)
         return []
@@ -165,8 +147,9 @@ def _commit(experiment: Experiment, conductor: Conductor, folder: RunFolder) -> 
     return differences(*alike)
 
 
-def _environment(experiment: Experiment, conductor: Conductor) -> dict[str, Any]:
+def _environment(experiment: Experiment, job: Job, conductor: Conductor) -> dict[str, Any]:
     config = resolved(experiment, conductor.plan.federation)
+    weights = job.setting.experiment.model.weights
     return {
         "config": config,
         "data": {name: member.model_dump() for name, member in conductor.members.items()},
@@ -178,7 +161,7 @@ def _environment(experiment: Experiment, conductor: Conductor) -> dict[str, Any]
             "python": platform.python_version(),
             "torch": str(torch.__version__),
         },
-        "weights": {},
+        "weights": {str(weights): weights_hash(job)} if weights else {},
     }
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedbn.engines.flower.control import Control, grid_of, set_environment
 from fedbn.engines.flower.folder import FederationFolder
+from fedbn.engines.flower.preflight import Finding
 from fedbn.engines.flower.processes import Child, listens, wait_until
 from fedbn.engines.flower.quick import quicken
 from fedbn.engines.flower.roster import Expected
 from fedbn.engines.flower.server_app import Service, serve
+from fedbn.engines.flower.survey import ask_sites
+from fedbn.engines.flower.wire import RUN_NAME, Order
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.loading import checked
 from fedbn.runs.folder import RunFolder
@@ -57,12 +60,26 @@ def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: 
         serve(grid, experiment, service)
 
 
-def run_folder(folder: FederationFolder, name: str, raw: dict[str, Any]) -> RunFolder:
-    """The run's folder, made where it is new."""
-    found = RunFolder(folder.runs / name)
-    if not (found.config.exists() or found.request.exists()):
-        found.begin(raw)
-    return found
+def run_folder(folder: FederationFolder, name: str) -> RunFolder:
+    """The folder of a run, by its name."""
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name {name[:100]!r}: legal are 1 to 100 letters, digits and _ . - (not . - first)"
+        )
+    return RunFolder(folder.runs / name)
+
+
+@contextmanager
+def begun(place: RunFolder, raw: Mapping[str, Any]) -> Iterator[None]:
+    """Make a run's folder where it is new; a run that is refused leaves nothing behind."""
+    new = not (place.config.exists() or place.request.exists())
+    made = place.begin(raw) if new else []
+    try:
+        yield
+    except Exception:
+        if new and not place.config.exists():
+            place.abandon(made)
+        raise
 
 
 def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
@@ -71,6 +88,15 @@ def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
     if least is not None and not 1 <= least <= len(info.sites):
         raise ConfigError(f"--min-sites {least}: legal are 1 to {len(info.sites)}")
     return Expected(info.sites, folder.keys(), least or len(info.sites))
+
+
+def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[Finding]:
+    """Ask every site that is connected what it would bring; needs the server to be up."""
+    set_environment(folder)
+    quicken()
+    expected = expected_sites(folder, None)
+    with grid_of(folder) as grid:
+        return list(ask_sites(grid, questions, expected))
 
 
 def add_site(folder: FederationFolder, site: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -12,6 +13,7 @@ from fedbn.errors import FedbnError
 
 _MAX_BYTES = 4_000_000
 _TEXT = "json"
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 SHARED = "shared"
 AFFINE = "affine"
 
@@ -52,7 +54,9 @@ class Order(_Document):
         version: The server's fedbn.
         round: The round to train, or whose end is scored.
         since: The last round of this site that the server accepted; 0 for none.
+        joined: Rounds that were done when the site came to the run; 0 where it was there.
         schema_hash: What the model must be.
+        weights: Of the file that the model starts from, its sha256; empty without one.
         classes: The federation's classes.
         input_shape: Shape of one sample.
         members: All sites, in the order in which everything is summed.
@@ -62,7 +66,7 @@ class Order(_Document):
 
     kind: Literal["hello", "train", "score"]
     federation: str
-    run: str = Field(pattern=r"^[\w][\w.\-]{0,99}$")
+    run: str = Field(pattern=rf"^{RUN_NAME.pattern}$")
     method: str
     setting: str
     seed: int
@@ -70,7 +74,9 @@ class Order(_Document):
     version: str
     round: int = 0
     since: int = 0
+    joined: int = 0
     schema_hash: str = ""
+    weights: str = ""
     classes: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
     members: tuple[Member, ...] = ()
@@ -88,10 +94,22 @@ class Score(_Document):
 
 
 class Hello(_Document):
-    """What a site is."""
+    """What a site is.
+
+    Attributes:
+        member: Its name, domain and number of samples.
+        version: Its fedbn; all must have the same.
+        torch: Its torch, which may differ.
+        device: What it trains on, which may differ.
+        schema_hash: Of its model.
+        classes: Of its data.
+        input_shape: Of one of its samples.
+    """
 
     member: Member
     version: str = Field(max_length=50)
+    torch: str = Field(max_length=50)
+    device: str = Field(max_length=50)
     schema_hash: str = Field(max_length=64)
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
