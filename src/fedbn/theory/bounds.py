@@ -19,7 +19,7 @@ def bound(start: float, *, eta: float, mu: float, steps: int) -> tuple[float, ..
     A step so long that the factor is negative is outside the theorem; it is taken as 0 then,
     which promises a perfect fit after one step.
 
-    Example:
+    Examples:
         >>> bound(8.0, eta=0.5, mu=2.0, steps=3)
         (8.0, 4.0, 2.0, 1.0)
     """
@@ -30,7 +30,7 @@ def bound(start: float, *, eta: float, mu: float, steps: int) -> tuple[float, ..
 def first_violation(measured: Sequence[float], limit: Sequence[float]) -> int | None:
     """The first t at which the measured error is above its bound, or None.
 
-    Example:
+    Examples:
         >>> first_violation([8.0, 3.0, 2.5], [8.0, 4.0, 2.0])
         2
     """
@@ -44,7 +44,7 @@ def required_width(size: int, *, mu: float, alpha: float, delta: float = 0.1) ->
 
         m ≥ max{ n⁴ log(n/δ) / (α⁴ μ⁴),  n² log(n/δ) / μ² },   n = NM.
 
-    Example:
+    Examples:
         >>> round(required_width(10, mu=1.0, alpha=1.0, delta=0.1))
         46052
     """

@@ -55,7 +55,7 @@ def dependence(x: Tensor, *, tolerance: float = 1e-9) -> Dependence:
         x: Inputs, one row a sample.
         tolerance: Distance of unit vectors below which two directions are the same.
 
-    Example:
+    Examples:
         >>> dependence(torch.tensor([[1.0, 2.0], [2.0, 4.0]])).singular
         True
         >>> dependence(torch.tensor([[1.0, 2.0], [-2.0, -4.0]])).singular
@@ -107,7 +107,7 @@ def compare(gram: Tensor, client: Tensor) -> Comparison:
     Why it always holds: a unit vector that lives on one client has the same quadratic form in
     both matrices, so the minimum over all unit vectors can only be lower.
 
-    Example:
+    Examples:
         >>> gram = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
         >>> result = compare(gram, torch.tensor([0, 1]))
         >>> result.mu, result.mu_star, result.holds

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def joint_step(network: Network, samples: Samples, eta: float) -> Network:
     """One step of gradient descent on all clients' loss: `θ ← θ − η ∇L(θ)`.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> net = initial_network(4, width=20, alpha=1.0)
@@ -49,7 +49,7 @@ def federated_round(network: Network, samples: Samples, eta: float) -> Network:
     `v ← mean_i(v − N η ∇_v L_i)`, a shared γ likewise; a local γ_i keeps its client's step. The
     clients' step is `N η`, so that `eta` means the same as in `joint_step` for shared parameters.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> net = initial_network(4, width=20, alpha=1.0)
@@ -90,7 +90,7 @@ def descend(
 ) -> Course:
     """Train for a number of steps (`joint_step`) or rounds (`federated_round`).
 
-    Example:
+    Examples:
         >>> from fedbn.theory import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> course = descend(initial_network(4, width=20, alpha=1.0), data, eta=0.1, steps=3)

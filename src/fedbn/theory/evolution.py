@@ -64,7 +64,7 @@ def jacobians(network: Network, samples: Samples) -> Jacobians:
     `γ_k > 0`; a neuron whose scale has turned negative fires on the other side, so here
     `1_pk = 1{γ_k v_kᵀx_p > 0}`.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> [tuple(j.shape) for j in jacobians(initial_network(4, width=5, alpha=1.0), data)]
@@ -86,7 +86,7 @@ def evolution(network: Network, samples: Samples, alpha: float) -> Evolution:
 
     with `G*_pq = G_pq · 1{i_p = i_q}`, since a client's γ moves no other client's predictions.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> net = initial_network(4, width=50, alpha=2.0)
@@ -105,7 +105,7 @@ def evolution(network: Network, samples: Samples, alpha: float) -> Evolution:
 def tangent_kernel(network: Network, samples: Samples, alpha: float) -> Evolution:
     """The same by automatic differentiation, knowing nothing but the forward pass.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import initial_network, personalise, random_clients
         >>> data = random_clients(clients=2, per_client=2, dim=4)
         >>> net = personalise(initial_network(4, width=5, alpha=1.0), clients=2)

@@ -24,7 +24,7 @@ def relu_kernel(inner: Tensor, left: Tensor, right: Tensor) -> Tensor:
         left: Variances of a.
         right: Variances of b.
 
-    Example:
+    Examples:
         >>> zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         >>> (2 * math.pi * relu_kernel(zero, one, one)).item()
         1.0
@@ -40,7 +40,7 @@ def gram_fedavg(x: Tensor, alpha: float = 1.0) -> Tensor:
 
     On the diagonal it is `α²‖x_p‖²/2`; for orthogonal samples `α²‖x_p‖‖x_q‖/(2π)`.
 
-    Example:
+    Examples:
         >>> gram_fedavg(torch.tensor([[3.0, 4.0]], dtype=torch.float64)).item()
         12.5
     """
@@ -53,7 +53,7 @@ def gram_fedavg(x: Tensor, alpha: float = 1.0) -> Tensor:
 def block_diagonal(matrix: Tensor, client: Tensor) -> Tensor:
     """Keep the entries whose two samples are of one client: `A_pq · 1{i_p = i_q}`.
 
-    Example:
+    Examples:
         >>> block_diagonal(torch.ones(3, 3), torch.tensor([0, 0, 1])).tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
@@ -63,7 +63,7 @@ def block_diagonal(matrix: Tensor, client: Tensor) -> Tensor:
 def gram_fedbn(samples: Samples, alpha: float = 1.0) -> Tensor:
     """G*∞ in closed form: the blocks of G∞ on the diagonal, one a client, and zero elsewhere.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import pool
         >>> two = pool([[[1.0]], [[2.0]]], [[0.0], [0.0]], center=False)
         >>> gram_fedbn(two).tolist()
@@ -82,7 +82,7 @@ class Estimate(NamedTuple):
 def monte_carlo_gram(x: Tensor, alpha: float = 1.0, *, draws: int, seed: int = 0) -> Estimate:
     """G∞ by sampling `v`: the mean of `σ(vᵀx_p)σ(vᵀx_q)` over `draws` Gaussian vectors.
 
-    Example:
+    Examples:
         >>> x = torch.eye(2, dtype=torch.float64)
         >>> guess = monte_carlo_gram(x, draws=10_000)
         >>> bool(((guess.mean - gram_fedavg(x)).abs() < 4 * guess.error).all())
@@ -102,7 +102,7 @@ def monte_carlo_gram(x: Tensor, alpha: float = 1.0, *, draws: int, seed: int = 0
 def spectrum(matrix: Tensor) -> Tensor:
     """The eigenvalues of a symmetric matrix, smallest first.
 
-    Example:
+    Examples:
         >>> spectrum(torch.tensor([[2.0, 1.0], [1.0, 2.0]])).tolist()
         [1.0, 3.0]
     """
@@ -113,7 +113,7 @@ def spectrum(matrix: Tensor) -> Tensor:
 def least_eigenvalue(matrix: Tensor) -> float:
     """λmin of a symmetric matrix.
 
-    Example:
+    Examples:
         >>> least_eigenvalue(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
         1.0
     """

@@ -40,7 +40,7 @@ def start_gram(samples: Samples, *, angles: int = 48) -> Tensor:
         samples: Inputs, clients and second moments.
         angles: Nodes of the φ integral for pairs of clients (one node is exact where `A = B`).
 
-    Example:
+    Examples:
         >>> from fedbn.theory import gram_fedavg, pool
         >>> x = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
         >>> unit = pool([x], [[0.0, 0.0]], center=False, moments=[torch.eye(2)])

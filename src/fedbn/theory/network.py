@@ -46,7 +46,7 @@ def initial_network(dim: int, *, width: int, alpha: float, seed: int = 0) -> Net
     `v_k ~ N(0, α² I)`, `c_k = ±1` with equal chance, `γ_k = ‖v_k‖₂ / α`. The draw of the
     directions does not depend on α.
 
-    Example:
+    Examples:
         >>> net = initial_network(3, width=4, alpha=2.0)
         >>> torch.allclose(net.gamma[:, 0] * 2.0, net.v.norm(dim=1))
         True
@@ -63,7 +63,7 @@ def initial_network(dim: int, *, width: int, alpha: float, seed: int = 0) -> Net
 def personalise(network: Network, clients: int) -> Network:
     """Give every client its own copy of γ: the FedBN network f* that starts equal to f.
 
-    Example:
+    Examples:
         >>> personalise(initial_network(3, width=4, alpha=1.0), clients=2).gamma.shape
         torch.Size([4, 2])
     """
@@ -78,7 +78,7 @@ def personalise(network: Network, clients: int) -> Network:
 def norms(v: Tensor, moments: Tensor) -> Tensor:
     """`‖v_k‖_{S_i} = sqrt(v_kᵀ S_i v_k)` for every neuron and client: (m, N).
 
-    Example:
+    Examples:
         >>> moments = torch.stack([torch.eye(2), 4 * torch.eye(2)])
         >>> norms(torch.tensor([[3.0, 4.0]]), moments).tolist()
         [[5.0, 10.0]]
@@ -91,7 +91,7 @@ def predict(network: Network, samples: Samples) -> Tensor:
 
         f(x) = (1/√m) Σ_k c_k σ(γ_{k,i} v_kᵀx / ‖v_k‖_{S_i}),   i the client of x.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import pool
         >>> one = pool([[[2.0], [-2.0]]], [[0.0, 0.0]])
         >>> net = Network(*(torch.tensor(p, dtype=torch.float64) for p in ([[1]], [[3]], [1])))
@@ -110,7 +110,7 @@ def loss(network: Network, samples: Samples) -> Tensor:
 
     Equation 3 prints `(1/NM) ‖f − y‖²` instead, whose gradients are `2/(NM)` times these.
 
-    Example:
+    Examples:
         >>> from fedbn.theory import pool
         >>> one = pool([[[2.0], [-2.0]]], [[1.0, 1.0]])
         >>> net = Network(*(torch.tensor(p, dtype=torch.float64) for p in ([[1]], [[3]], [1])))

@@ -71,7 +71,7 @@ def as_double(values: Array, what: str) -> Tensor:
 def second_moment(x: Tensor) -> Tensor:
     """`S = (1/M) Σ_j x_j x_jᵀ`, the matrix a client's BatchNorm measures.
 
-    Example:
+    Examples:
         >>> second_moment(torch.tensor([[1.0, 0.0], [0.0, 2.0]])).tolist()
         [[0.5, 0.0], [0.0, 2.0]]
     """
@@ -93,7 +93,7 @@ def pool(
         center: Take each client's mean off its inputs, as Assumption 4.1 wants (`E x = 0`).
         moments: `S_i`; where left out, the second moment of the client's own samples.
 
-    Example:
+    Examples:
         >>> two = pool([[[1.0], [3.0]], [[5.0], [9.0]]], [[0.0, 1.0], [0.0, 1.0]])
         >>> two.x.flatten().tolist(), two.client.tolist()
         ([-1.0, 1.0, -2.0, 2.0], [0, 0, 1, 1])

@@ -65,7 +65,7 @@ def study(
         draws: Samples of v for the Monte Carlo estimate of G∞.
         seed: Decides the clients (where not given), the network and the draws.
 
-    Example:
+    Examples:
         >>> tiny = random_clients(clients=2, per_client=4, dim=3)
         >>> found = study(tiny, width=64, steps=5, draws=1000)
         >>> found.checks.corollary, len(found.fedbn.measured)

@@ -18,7 +18,7 @@ def random_clients(
     spaced evenly on a log scale from `exp(−shift)` to `exp(shift)`; `shift=0` is no shift.
     One teacher labels everything: `y = tanh(wᵀx)`.
 
-    Example:
+    Examples:
         >>> random_clients(clients=2, per_client=3, dim=5).x.shape
         torch.Size([6, 5])
     """
