@@ -47,7 +47,7 @@ def styled() -> Iterator[None]:
 def plain(text: str) -> str:
     r"""Keep a name from being read as mathematics.
 
-    Example:
+    Examples:
         >>> plain("$site$")
         '\\$site\\$'
     """

@@ -75,6 +75,22 @@ def summarize(
     return Summary((*columns, MEAN), rows, seeds, tuple(remarks))
 
 
+def scores_by_seed(
+    records: Iterable[Record], report: Literal["last", "best"] = "last"
+) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
+    """Test accuracy in per cent: of a method and setting, of a seed, of a column.
+
+    Args:
+        records: The lines of `metrics.jsonl`.
+        report: The last round, or the one with the best mean validation accuracy.
+    """
+    found: dict[tuple[str, str], dict[int, dict[str, float]]] = defaultdict(dict)
+    for (method, setting, seed), own in _by_run(records).items():
+        scores = _scores(own, report)
+        found[method, setting][seed] = {column: 100 * v for column, v in scores.items()}
+    return dict(found)
+
+
 def _by_run(records: Iterable[Record]) -> dict[tuple[str, str, int], list[Record]]:
     runs: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
     for record in records:

@@ -1,0 +1,165 @@
+"""What a report is made of: plain values, which `fedbn.use` collects from run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbn.results.summary import Record
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a method exchanges, and what stays with a client.
+
+    Attributes:
+        method: The method.
+        shared: Entries and bytes that travel.
+        local: Entries and bytes of one client that never do; None where only the sites know.
+        clients: How many take part in a round.
+        rounds: Rounds done, of one seed.
+        pooled: Whether the data travels instead, to one place.
+    """
+
+    method: str
+    shared: tuple[int, int]
+    local: tuple[int, int] | None
+    clients: int
+    rounds: int
+    pooled: bool = False
+
+    @property
+    def kept(self) -> int:
+        """Bytes that stay with a client, as far as they are known."""
+        return self.local[1] if self.local else 0
+
+    @property
+    def per_round(self) -> int:
+        """Bytes over the network in a round: down to every client and up again."""
+        return 0 if self.pooled else 2 * self.shared[1] * self.clients
+
+
+@dataclass(frozen=True)
+class EntryFact:
+    """One entry of the model."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bytes: int
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The statistics of a BatchNorm layer: a row a client, a column a channel."""
+
+    name: str
+    clients: tuple[str, ...]
+    mean: Array
+    variance: Array
+
+    @property
+    def title(self) -> str:
+        """Its name; a bare number, as in `nn.Sequential`, needs a word beside it."""
+        return f"module {self.name}" if self.name.isdecimal() else self.name
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often a client's model took a class (row) for another (column), on one domain."""
+
+    client: str
+    domain: str
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One picture with its class and what the model took it for."""
+
+    pixels: NDArray[np.uint8]
+    true: str
+    predicted: str
+    probability: float
+
+    @property
+    def right(self) -> bool:
+        """Whether both are the same."""
+        return self.true == self.predicted
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Test pictures of a domain: some at random, and the surest mistakes."""
+
+    client: str
+    domain: str
+    drawn: tuple[Example, ...]
+    mistakes: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What only the trained models tell; of one method, seed and setting.
+
+    Attributes:
+        method: Whose models.
+        setting: Of which setting.
+        seed: Of which seed.
+        round: After which round.
+        data: What the data is called.
+        remarks: What must be said of the data.
+        classes: Names of the classes.
+        clients: How many clients there are.
+        entries: The model, entry by entry.
+        layers: BatchNorm statistics; empty where clients share them.
+        confusions: A matrix a client; of some clients where there are many.
+        galleries: Pictures; empty where samples are none.
+    """
+
+    method: str
+    setting: str
+    seed: int
+    round: int
+    data: str = ""
+    remarks: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    clients: int = 0
+    entries: tuple[EntryFact, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    confusions: tuple[Confusion, ...] = ()
+    galleries: tuple[Gallery, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """One run folder.
+
+    Attributes:
+        path: The folder as the user wrote it.
+        records: The lines of `metrics.jsonl`.
+        config: The configuration, written out.
+        environment: Versions, threads and fingerprints of the data.
+        exchanges: What each method shares.
+        facts: What the trained models tell; None where they cannot be had.
+        missing: Sections, and why they cannot be shown.
+        notes: What else a reader should know: rounds not done, damaged files.
+        name: What to call it; its path unless given.
+    """
+
+    path: str
+    records: Sequence[Record]
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    exchanges: tuple[Exchange, ...] = ()
+    facts: Facts | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    name: str = ""

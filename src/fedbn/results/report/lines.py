@@ -1,0 +1,171 @@
+"""Curves over rounds: one small panel a client, methods side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fedbn.results.report.series import Curve
+from fedbn.results.report.svg import (
+    Scale,
+    drawing,
+    grid,
+    label,
+    linear,
+    numbered,
+    points,
+    tag,
+    ticks,
+)
+
+_WIDTH, _HEIGHT = 320.0, 214.0
+_BOX = (40.0, 30.0, 310.0, 176.0)  # left, top, right, bottom
+_MOST_POINTS = 150
+_MOST_TIPS = 50
+_DASHES = ("7 3", "2 2.5", "8 3 2 3", "4 4", "12 3", "1 4", "10 2 2 2 2 2")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: its colour, and its dashes for whoever cannot tell colours apart."""
+
+    colour: str
+    dashes: str | None
+
+    @property
+    def stroke(self) -> dict[str, object]:
+        """The attributes of its line."""
+        thick = 2.4 if self.dashes is None else 1.8
+        return {"stroke": self.colour, "stroke_width": thick, "stroke_dasharray": self.dashes}
+
+
+def looks(labels: Sequence[str], palette: Mapping[str, str]) -> dict[str, Look]:
+    """Give each method its look; FedBN's line is the whole one."""
+    others = [name for name in labels if not _whole(name, labels)]
+    dashes = {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(others)}
+    return {name: Look(palette[name], dashes.get(name)) for name in labels}
+
+
+def _whole(name: str, labels: Sequence[str]) -> bool:
+    return name == next((one for one in labels if one.startswith("fedbn")), labels[0])
+
+
+def sample(look: Look) -> Markup:
+    """A short piece of a method's line, for a legend."""
+    line = tag("line", x1=1, x2=33, y1=6, y2=6, fill="none", **look.stroke)
+    return tag("svg", line, viewBox="0 0 34 12", width=34, height=12, aria_hidden="true")
+
+
+def accuracy_range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """One range for all panels, from ten to ten."""
+    lows = [m - s for c in curves for m, s in zip(c.mean, c.std, strict=True)]
+    highs = [m + s for c in curves for m, s in zip(c.mean, c.std, strict=True)]
+    low, high = max(0.0, min(lows, default=0.0)), min(100.0, max(highs, default=100.0))
+    return 10 * math.floor(low / 10), max(10 * math.ceil(high / 10), 10 * math.floor(low / 10) + 10)
+
+
+def panel(
+    title: str,
+    curves: Sequence[Curve],
+    look: Mapping[str, Look],
+    span: tuple[float, float],
+    what: str = "test accuracy",
+    log: bool = False,
+) -> Markup:
+    """Draw one panel; a tooltip a round gives the numbers."""
+    left, _, right, bottom = _BOX
+    first = min((c.rounds[0] for c in curves), default=0)
+    last = max((c.rounds[-1] for c in curves), default=1)
+    across = linear(first, last, left + 4, right - 4)
+    up = _upwards(span, log)
+    # Whole lines first: dashes over them let both be seen.
+    ordered = sorted(curves, key=lambda curve: look[curve.label].dashes is not None)
+    drawn = [_drawn(c, look[c.label], across, up) for c in ordered]
+    ys = [(up(t), numbered(t)) for t in (_log_ticks(span) if log else ticks(*span))]
+    xs = [(across(t), numbered(t)) for t in _whole_ticks(first, last)]
+    return drawing(
+        _WIDTH,
+        _HEIGHT,
+        f"{title}: {what} over rounds. {_spoken(curves)}",
+        label(left - 34, 14, title, most=40, class_="title"),
+        grid(xs, ys, _BOX),
+        tag("text", "round", x=right, y=bottom + 30, text_anchor="end", class_="faint"),
+        *drawn,
+        _tips(curves, across),
+    )
+
+
+def loss_span(curves: Sequence[Curve]) -> tuple[tuple[float, float], bool]:
+    """The range of a loss, and whether it is wide enough for a logarithmic axis."""
+    values = [m for c in curves for m in c.mean]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    log = low > 0 and high / low > 8
+    return ((low * 0.9, high * 1.1) if log else (min(0.0, low), high * 1.05 or 1.0)), log
+
+
+def _upwards(span: tuple[float, float], log: bool) -> Scale:
+    _, top, _, bottom = _BOX
+    if not log:
+        return linear(*span, bottom, top)
+    straight = linear(math.log10(span[0]), math.log10(span[1]), bottom, top)
+    return lambda value: straight(math.log10(max(value, span[0])))
+
+
+def _log_ticks(span: tuple[float, float]) -> list[float]:
+    powers = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)
+    found = [m * 10.0**p for p in powers for m in (1, 2, 5) if span[0] <= m * 10.0**p <= span[1]]
+    return found if len(found) <= 7 else [t for t in found if math.log10(t) % 1 == 0]
+
+
+def _whole_ticks(first: int, last: int) -> list[float]:
+    return [t for t in ticks(first, last) if t == int(t)]
+
+
+def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:
+    step = max(1, math.ceil(len(curve.rounds) / _MOST_POINTS))
+    # Counted from the end: the last round is what the table shows.
+    chosen = sorted(range(len(curve.rounds) - 1, -1, -step))
+    xs = [across(curve.rounds[i]) for i in chosen]
+    high = [up(curve.mean[i] + curve.std[i]) for i in chosen]
+    low = [up(curve.mean[i] - curve.std[i]) for i in chosen]
+    mean = [up(curve.mean[i]) for i in chosen]
+    if len(xs) == 1:
+        return tag("circle", cx=xs[0], cy=mean[0], r=3.0, fill=look.colour)
+    line = tag("polyline", points=points(xs, mean), fill="none", **look.stroke)
+    if not any(curve.std):
+        return line
+    band = points([*xs, *reversed(xs)], [*high, *reversed(low)])
+    return tag("polygon", points=band, fill=look.colour, fill_opacity=0.14) + line
+
+
+def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
+    """Invisible columns whose tooltips give the numbers of a round."""
+    _, top, right, bottom = _BOX
+    rounds = sorted({round for curve in curves for round in curve.rounds})
+    step = max(1, math.ceil(len(rounds) / _MOST_TIPS))
+    kept = sorted(rounds[::-step])
+    half = (across(kept[-1]) - across(kept[0])) / max(1, len(kept) - 1) / 2 if kept else 0.0
+    tables = {
+        c.label: dict(zip(c.rounds, zip(c.mean, c.std, strict=True), strict=True)) for c in curves
+    }
+    found = []
+    for round in kept:
+        lines = [f"round {round}"]
+        lines += [f"{n}: {_said(*t[round])}" for n, t in tables.items() if round in t]
+        x = across(round) - half
+        size = {"x": x, "width": min(2 * half, right - x) or 8.0, "y": top, "height": bottom - top}
+        found.append(tag("rect", tag("title", "\n".join(lines)), class_="tip", fill="none", **size))
+    return Markup("").join(found)
+
+
+def _said(mean: float, std: float) -> str:
+    digits = 1 if mean >= 10 else 3
+    return f"{mean:.{digits}f} ± {std:.{digits}f}" if std else f"{mean:.{digits}f}"
+
+
+def _spoken(curves: Sequence[Curve]) -> str:
+    ends = [f"{c.label} ends at {_said(c.mean[-1], c.std[-1])}" for c in curves[:6]]
+    return "; ".join(ends)

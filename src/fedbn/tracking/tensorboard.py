@@ -1,0 +1,68 @@
+"""TensorBoard: event files in RUN/tensorboard, one folder a job."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbn.runs.folder import folder_name
+from fedbn.tracking._names import Names, numbers
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+NEEDS = ("tensorboard",)
+
+
+def tensorboard(folder: Path, config: Mapping[str, Any]) -> TensorBoard:
+    """Write event files; look at them with `tensorboard --logdir RUN/tensorboard`."""
+    return TensorBoard(folder / "tensorboard", config)
+
+
+class TensorBoard:
+    """Writes the rounds of each job anew, so that a resumed run has no step twice."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]):
+        from torch.utils.tensorboard import SummaryWriter  # fails here, before a job is heard
+
+        self._make = SummaryWriter
+        self._folder = folder
+        self._config = config
+        self._names = Names()
+        self._writers: dict[tuple[str, str, int], SummaryWriter] = {}
+
+    def log(
+        self, job: tuple[str, str, int], round: int, records: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Write a round's numbers."""
+        writer = self._writer(job)
+        for name, value in numbers(records, self._names).items():
+            writer.add_scalar(name, value, round)
+
+    def done(self, job: tuple[str, str, int]) -> None:
+        """Close a job's file: many jobs must not hold many files open."""
+        if job in self._writers:
+            self._writers.pop(job).close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        for job in list(self._writers):
+            self.done(job)
+
+    def _writer(self, job: tuple[str, str, int]) -> SummaryWriter:
+        if job not in self._writers:
+            method, setting, seed = job
+            home = self._folder / folder_name(method) / folder_name(setting) / f"seed-{seed}"
+            shutil.rmtree(home, ignore_errors=True)
+            self._writers[job] = self._make(str(home))
+            self._writers[job].add_text("configuration", _indented(self._config), 0)
+        return self._writers[job]
+
+
+def _indented(config: Mapping[str, Any]) -> str:
+    """The configuration as Markdown shows it unchanged."""
+    import tomli_w
+
+    return "\n".join(f"    {line}" for line in tomli_w.dumps(config).splitlines())

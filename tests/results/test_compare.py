@@ -1,0 +1,158 @@
+"""What differs between two runs, from records alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fedbn.errors import ConfigError
+from fedbn.results.changes import changes
+from fedbn.results.compare import Side, compare
+from fedbn.results.compare_text import markdown
+from scores import record
+
+
+def side(name: str = "A", method: str = "fedbn", /, **clients: list[float]) -> Side:
+    """A run of one method; the scores of each client are one a seed."""
+    records = [
+        record(value, client, method=method, seed=seed)
+        for client, values in clients.items()
+        for seed, value in enumerate(values)
+    ]
+    return Side(name, records)
+
+
+def test_every_client_is_judged_and_the_mean() -> None:
+    before = side("A", a=[0.5, 0.6, 0.4], b=[0.7, 0.8, 0.6])
+    after = side("B", a=[0.9, 0.99, 0.8], b=[0.7, 0.8, 0.6])
+    pair = compare(before, after).pairs[0]
+    assert [(line.client, line.verdict) for line in pair.lines] == [
+        ("a", "better"),
+        ("b", "same"),
+        ("mean", "better"),
+    ]
+    assert pair.lines[0].a == pytest.approx(50)
+    assert pair.lines[0].test.difference == pytest.approx(100 * (0.4 + 0.39 + 0.4) / 3)
+    assert pair.seeds == (0, 1, 2)
+
+
+def test_clients_are_corrected_for_their_number_and_the_mean_is_not() -> None:
+    gaps = [0.01, 0.02, 0.03, 0.04]
+    base = [0.5, 0.5, 0.5, 0.5]
+    alone = compare(side(a=base), side("B", a=[0.5 + g for g in gaps])).pairs[0].lines[0]
+    assert alone.verdict == "better"
+    others = dict.fromkeys("bcdef", base)
+    noisy = {name: [0.49, 0.51, 0.5, 0.52] for name in "bcdef"}
+    many = compare(side(a=base, **others), side("B", a=[0.5 + g for g in gaps], **noisy)).pairs[0]
+    first, mean = many.lines[0], many.lines[-1]
+    assert first.test.p == alone.p
+    assert first.p == pytest.approx(6 * alone.p)
+    assert first.verdict == "noise"
+    assert mean.p == mean.test.p
+
+
+def test_only_seeds_that_both_have_are_paired() -> None:
+    found = compare(side(a=[0.1, 0.2, 0.3, 0.4]), side("B", a=[0.1, 0.2]))
+    line = found.pairs[0].lines[0]
+    assert found.pairs[0].seeds == (0, 1)
+    assert line.a == pytest.approx(15)
+    assert "2 seeds in common" in found.remarks[-1]
+
+
+def test_methods_of_one_run() -> None:
+    records = [*side("A", "fedavg", a=[0.5, 0.6]).records, *side("A", a=[0.8, 0.7]).records]
+    one = Side("A", records)
+    pair = compare(one, one, ["fedavg", "fedbn"]).pairs[0]
+    assert (pair.a, pair.b) == ("fedavg", "fedbn")
+    assert pair.lines[0].test.difference == pytest.approx(20)
+
+
+def test_settings_of_a_sweep_are_paired_by_name() -> None:
+    def swept(name: str, *settings: str) -> Side:
+        return Side(name, [record(0.5, setting=setting) for setting in settings])
+
+    pairs = compare(swept("A", "E=1", "E=4"), swept("B", "E=4", "E=8")).pairs
+    assert [pair.a for pair in pairs] == ["fedbn (E=4)"]
+    one_each = compare(swept("A", "E=1"), swept("B", "E=4")).pairs[0]
+    assert (one_each.a, one_each.b) == ("fedbn (E=1)", "fedbn (E=4)")
+    by_label = compare(*[swept("A", "E=1", "E=4")] * 2, ["fedbn (E=1)", "fedbn (E=4)"]).pairs
+    assert [(pair.a, pair.b) for pair in by_label] == [("fedbn (E=1)", "fedbn (E=4)")]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "methods", "said"),
+    [
+        (side(a=[0.5]), side("B", "fedavg", a=[0.5]), [], "A has fedbn; B has fedavg"),
+        (side(a=[0.5]), side("B", b=[0.5]), [], "no client in common: A has a, mean; B has b"),
+        (side(a=[0.5]), Side("B", []), [], "B: no test accuracy yet"),
+        (side(a=[0.5]), side("B", a=[0.5]), ["fedbm"], "did you mean 'fedbn'?"),
+        (side(a=[0.5]), side("B", a=[0.5]), ["x", "y", "z"], "names 3"),
+        (
+            side(a=[0.5]),
+            Side("B", [record(0.5, seed=7)]),
+            [],
+            "no seed in common: A has 0; B has 7",
+        ),
+    ],
+)
+def test_what_cannot_be_compared(a: Side, b: Side, methods: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compare(a, b, methods)
+    assert said in str(error.value)
+
+
+def test_changed_keys_with_both_values() -> None:
+    a: dict[str, Any] = {"training": {"lr": 0.1, "rounds": 2}, "seeds": [0], "only": "here"}
+    b: dict[str, Any] = {"training": {"lr": 0.2, "rounds": 2}, "seeds": [0, 1], "sweep": {}}
+    assert [(c.key, c.a, c.b) for c in changes(a, b)] == [
+        ("only", "here", None),
+        ("seeds", [0], [0, 1]),
+        ("sweep", None, {}),
+        ("training.lr", 0.1, 0.2),
+    ]
+    assert changes(a, a) == ()
+
+
+def test_other_data_and_other_rounds_are_said() -> None:
+    def begun(name: str, digest: str, round: int) -> Side:
+        environment = {"data": {"a": digest, "b": "same"}, "versions": {"torch": name}}
+        return Side(name, [record(0.5, round=round)], {}, environment)
+
+    found = compare(begun("A", "0" * 64, 3), begun("B", "1" * 64, 4))
+    assert [change.words for change in found.environment] == [
+        ("data.a", "000000000000…", "111111111111…"),
+        ("versions.torch", "A", "B"),
+    ]
+    assert found.remarks[:2] == (
+        "not the same data: a; a difference there may be the data's",
+        "A was scored after round 3, B after round 4",
+    )
+
+
+def test_ranks_that_disagree_are_said() -> None:
+    """One seed of seven turns the other way, far enough for the ranks and not for the t test."""
+    gaps = [0.10, 0.11, 0.12, 0.10, 0.11, 0.12, -0.005]
+    base = [0.5] * 7
+    found = compare(side(a=base), side("B", a=[0.5 + gap for gap in gaps]))
+    line = found.pairs[0].lines[0]
+    assert line.verdict == "better"
+    assert line.test.ranks is not None
+    disagreement = any("by ranks" in text for text in found.remarks)
+    assert disagreement is (line.test.ranks >= 0.05)
+
+
+def test_markdown_shows_names_as_they_are() -> None:
+    odd = "<script>|\n[x](y)"
+    found = compare(Side("A", [record(0.5, odd)]), Side("B", [record(0.6, odd)]))
+    text = markdown(found)
+    row = next(line for line in text.splitlines() if "script" in line)
+    assert row.startswith(r"| fedbn | \<script\>\|?\[x\](y) | 50.0 | 60.0 | +10.0 | – | – |")
+    assert "<script>" not in text.replace(r"\<script\>", "")
+
+
+def test_json_holds_everything() -> None:
+    found = json.loads(json.dumps(compare(side(a=[0.5]), side("B", a=[0.6])).to_dict()))
+    line = found["pairs"][0]["lines"][0]
+    assert (line["client"], line["verdict"], line["test"]["seeds"]) == ("a", "too few seeds", 1)
