@@ -9,7 +9,7 @@ _SMALLEST = 4
 def suggested(input_shape: tuple[int, ...]) -> str:
     """Name a model: dense for vectors, a small CNN for small images, AlexNet for large ones.
 
-    Example:
+    Examples:
         >>> suggested((30,)), suggested((3, 28, 28)), suggested((3, 256, 256))
         ('mlp', 'small_cnn', 'alexnet')
     """

@@ -1,0 +1,125 @@
+"""One item from its configuration to a folder of tables, figures and what must be known of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedbn._version import __version__
+from fedbn.errors import ConfigError
+from fedbn.markdown import harmless
+from fedbn.reproduction import writing
+from fedbn.reproduction.entries import Entry
+from fedbn.reproduction.item import Outcome, Request
+from fedbn.runs.files import explained, to_json, write_atomically
+
+RESULT, TIME, README = "result.json", "seconds.json", "README.md"
+
+
+def produce(entry: Entry, request: Request, command: str) -> Outcome:
+    """Reproduce an item and write its folder.
+
+    An interrupted item leaves its run folders, from which the same command goes on, and the
+    seconds spent so far.
+    """
+    made = [path for path in (request.folder, *request.folder.parents) if not path.exists()]
+    with explained(request.folder, ConfigError):
+        request.folder.mkdir(parents=True, exist_ok=True)
+    begun, finished = time.monotonic(), (request.folder / RESULT).exists()
+    before = _seconds(request.folder)
+    try:
+        with explained(request.folder):
+            outcome: Outcome = _module(entry).reproduce(request)
+    finally:
+        spent = before if finished else before + time.monotonic() - begun
+        _keep_time(request.folder, spent, made)
+    _write_tables(request, outcome)
+    facts = _facts(entry, request, outcome, command, spent)
+    write_atomically(request.folder / README, _readme(entry, facts, outcome).encode())
+    write_atomically(request.folder / RESULT, to_json(facts))
+    return outcome
+
+
+def _keep_time(folder: Path, seconds: float, made: list[Path]) -> None:
+    """Write the time down; nothing is left of a folder into which nothing was written."""
+    if any(folder.iterdir()):
+        write_atomically(folder / TIME, to_json({"seconds": round(seconds, 1)}))
+        return
+    with suppress(OSError):
+        for path in made:
+            path.rmdir()
+
+
+def _module(entry: Entry) -> Any:
+    name = entry.by
+    if not name.isidentifier():
+        raise ConfigError(f"{entry.file}: reproduce.by = {name!r}: legal is a module's name")
+    try:
+        return importlib.import_module(f"fedbn.reproduction.{name}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{entry.file}: reproduce.by = {name!r}: no such module") from error
+
+
+def _write_tables(request: Request, outcome: Outcome) -> None:
+    for table in outcome.tables:
+        for suffix, text in (
+            ("csv", writing.to_csv(table)),
+            ("md", writing.to_markdown(table)),
+            ("tex", writing.to_latex(table)),
+        ):
+            write_atomically(request.folder / f"{table.name}.{suffix}", text.encode())
+
+
+def _facts(
+    entry: Entry, request: Request, outcome: Outcome, command: str, seconds: float
+) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "place": entry.how.get("place", ""),
+        "scale": request.scale,
+        "command": command,
+        "run": None if request.source is None else str(request.source),
+        "settings": json.loads(json.dumps(_without_how(request.experiment))),
+        "changes": list(request.changes),
+        "remarks": list(outcome.remarks),
+        "seconds": round(seconds, 1),
+        "versions": {"fedbn": __version__, "python": platform.python_version()},
+        "tables": [asdict(table) for table in outcome.tables],
+        "figures": [figure.name for figure in outcome.figures],
+    }
+
+
+def _without_how(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key not in ("reproduce", "quick")}
+
+
+def _readme(entry: Entry, facts: Mapping[str, Any], outcome: Outcome) -> str:
+    """A page that a person reads first."""
+    changes = "; ".join(facts["changes"]) or "none"
+    parts = [
+        f"# {entry.name}",
+        harmless(entry.title),
+        f"In the paper: {harmless(facts['place'])}.",
+        f"```bash\n{facts['command']}\n```",
+        f"- scale: {facts['scale']}; seconds: {facts['seconds']:.0f}\n"
+        f"- changes against the paper's settings: {harmless(changes)}",
+        *(f"- {harmless(remark)}" for remark in outcome.remarks),
+        *(writing.to_markdown(table) for table in outcome.tables),
+        *(f"![{f.stem}]({f.name})" for f in outcome.figures if f.suffix == ".png"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _seconds(folder: Path) -> float:
+    try:
+        return float(json.loads((folder / TIME).read_bytes())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
