@@ -42,6 +42,8 @@ def commands() -> list[pytest.param]:
 def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
     if code.startswith(">>>"):
         pytest.skip("a session: tests/theory/test_theory_docs.py runs its page as a whole")
+    if re.match(r"# \w+\.py\n", code):
+        pytest.skip("a file of the tutorial: tests/test_tutorial.py runs its page as a whole")
     file = tmp_path / "snippet.py"
     file.write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

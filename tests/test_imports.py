@@ -22,20 +22,26 @@ _PARTS = {"core", "methods", "models", "data", "runs", "errors", "registry"}
 ALLOWED = {
     "core": {"errors"},
     "theory": {"errors"},
-    "results": {"errors"},
+    "results": {"errors", "markdown"},
     "methods": {"core", "errors", "registry"},
     "models": {"core", "errors"},
     "data": {"core", "errors"},
     "runs": {"core", "errors"},
     "engines": _PARTS,
-    "use": _PARTS | {"_version"},
+    "tracking": {"errors", "registry", "runs"},
+    "use": _PARTS | {"engines", "experiments", "results", "markdown", "_version"},
     "experiments": _PARTS | {"engines", "_version"},
+    "reproduction": _PARTS
+    | {"engines", "experiments", "results", "use", "theory", "markdown", "_version"},
     "engines.flower": _PARTS | {"engines", "experiments", "_version"},
 }
 # Packages of others that only some places may import.
 ONLY_IN = {
     "flwr": "engines/flower",
     "matplotlib": "results",
+    "mlflow": "tracking",
+    "onnxruntime": "use",
+    "jinja2": "results",
     "typer": "cli",
     "click": "cli",
     "rich": "cli",

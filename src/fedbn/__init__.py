@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedbn.methods.fedprox import fedprox
     from fedbn.methods.silobn import silobn
     from fedbn.methods.singleset import singleset
+    from fedbn.use.opening import jobs_of, open_run
 
 _HOME = {
     "fedbn.api": ("Result", "fit"),
@@ -57,6 +58,7 @@ _HOME = {
     "fedbn.methods.fedprox": ("fedprox",),
     "fedbn.methods.silobn": ("silobn",),
     "fedbn.methods.singleset": ("singleset",),
+    "fedbn.use.opening": ("jobs_of", "open_run"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -83,6 +85,7 @@ __all__ = [
     "fedbn",
     "fedprox",
     "fit",
+    "jobs_of",
     "join",
     "kinds",
     "krum",
@@ -91,6 +94,7 @@ __all__ = [
     "median",
     "multi_krum",
     "nothing",
+    "open_run",
     "parse_method",
     "proximal",
     "server_adagrad",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,69 +11,28 @@ from torch import nn
 
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
-from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.data._given import Data, federation_of
 from fedbn.engines.embedded import run
-from fedbn.errors import ConfigError, unknown
+from fedbn.errors import ConfigError
 from fedbn.experiments.events import Event
-from fedbn.experiments.loading import checked, looks_like_path, placed, with_absolute_paths
+from fedbn.experiments.loading import (
+    IN_PYTHON,
+    checked,
+    looks_like_path,
+    placed,
+    with_absolute_paths,
+)
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.runner import start
 from fedbn.experiments.settings import Job, Setting
 from fedbn.methods import parse_method
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
+from fedbn.use.trained import Trained
 
-# What stands in a run's configuration for an object that only Python has.
-IN_PYTHON = "(given in Python)"
 Model = str | nn.Module | Callable[..., nn.Module]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gave.
-
-    Attributes:
-        plan: What was run.
-        state: The shared part and every client's local part.
-        records: All numbers, as in `metrics.jsonl`.
-        folder: The run folder, where one was asked for.
-    """
-
-    plan: Plan
-    state: RunState
-    records: tuple[Record, ...]
-    folder: Path | None
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        """The clients' names."""
-        return tuple(client.name for client in self.plan.federation.clients)
-
-    def model(self, client: str) -> nn.Module:
-        """Make a client's model: the shared part joined with its own local part."""
-        if client not in self.state.local:
-            raise ConfigError(unknown("client", client, self.state.local))
-        replica = Replica(self.plan.initial_model, self.plan.method)
-        replica.load(self.state.shared, self.state.local[client])
-        return replica.model.eval()
-
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """Every client's model."""
-        return {client: self.model(client) for client in self.clients}
-
-    def accuracy(self, split: str = "test") -> dict[str, float]:
-        """Accuracy by domain (by client, where several clients share a domain) at the end."""
-        last = [r for r in self.records if r.split == split and r.metric == "accuracy"]
-        final = max((r.round for r in last), default=0)
-        pooled = self.clients == ("all",)
-        return {
-            (r.domain if pooled else r.client): r.value
-            for r in last
-            if r.round == final and r.value is not None
-        }
+Result = Trained
 
 
 class _Memory:
@@ -125,7 +83,7 @@ def fit(
     Returns:
         The result.
 
-    Example:
+    Examples:
         >>> import numpy as np, fedbn
         >>> draws = np.random.default_rng(0)
         >>> def site(scale):

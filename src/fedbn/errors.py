@@ -63,7 +63,7 @@ class Interrupted(FedbnError):  # noqa: N818
 def unforeseen(error: Exception) -> str:
     """Say in one line that an error came from elsewhere: a user's own code, or a bug.
 
-    Example:
+    Examples:
         >>> unforeseen(ValueError("odd"))
         'not foreseen: ValueError: odd (--debug shows where)'
     """
@@ -74,7 +74,7 @@ def unforeseen(error: Exception) -> str:
 def unknown(what: str, given: str, legal: Iterable[str]) -> str:
     """Say that a name is not known: what was given, the nearest legal one first, then all.
 
-    Example:
+    Examples:
         >>> unknown("method", "fedbm", ["fedavg", "fedbn"])
         "unknown method 'fedbm': did you mean 'fedbn'? Legal values: fedavg, fedbn"
     """

@@ -20,7 +20,7 @@ from fedbn.errors import ConfigError, FedbnError, unknown
 def names(package: ModuleType) -> list[str]:
     """List the names that a package registers.
 
-    Example:
+    Examples:
         >>> import fedbn.methods
         >>> "fedbn" in names(fedbn.methods)
         True

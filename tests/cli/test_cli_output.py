@@ -60,7 +60,7 @@ def test_version() -> None:
 def test_python_m_and_completion(processes: Processes, tmp_path: Path) -> None:
     answer = processes.run("--version", cwd=tmp_path)
     assert (answer.code, answer.err) == (0, "")
-    words = {"_FEDBN_COMPLETE": "complete_bash", "COMP_WORDS": "fedbn re", "COMP_CWORD": "1"}
+    words = {"_FEDBN_COMPLETE": "complete_bash", "COMP_WORDS": "fedbn res", "COMP_CWORD": "1"}
     assert processes.run(cwd=tmp_path, env=words).out.split() == ["resume"]
     script = processes.run(cwd=tmp_path, env={"_FEDBN_COMPLETE": "source_bash"})
     assert "_fedbn_completion" in script.out
@@ -225,7 +225,6 @@ def test_a_bar_on_a_terminal(sites: Path, tmp_path: Path, monkeypatch: pytest.Mo
     named = write_sites(tmp_path / "sites", ["[red]a", "b"])
     answer = call("run", "--data", named, *asked, cwd=tmp_path, tty=True)
     assert answer.code == 0
-    assert "round 2/2" in answer.err
     assert "100 %" in answer.err
     assert answer.err.count("\x1b[?25l") == answer.err.count("\x1b[?25h") > 0  # the cursor is back
     assert "[red]a" in answer.out

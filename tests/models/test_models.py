@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedbn.errors import ConfigError
 from fedbn.models.abide_net import abide_net
 from fedbn.models.alexnet import alexnet
 from fedbn.models.digit_cnn import digit_cnn
@@ -97,3 +98,12 @@ def test_the_two_layer_network_starts_from_a_wide_normal():
     assert float(hidden.weight.std()) == pytest.approx(10, abs=0.25)
     assert float(hidden.weight.mean()) == pytest.approx(0, abs=0.35)
     assert float(hidden.bias.std()) == pytest.approx(10, abs=0.8)
+
+
+def test_the_output_layer_starts_wide_only_where_asked_for():
+    torch.manual_seed(0)
+    narrow, wide = (two_layer(2, (10,), width=2000, start=start)[-1] for start in ("hidden", "all"))
+    assert float(narrow.weight.detach().std()) < 0.03  # torch's own: uniform within 1/√2000
+    assert float(wide.weight.detach().std()) == pytest.approx(10, rel=0.1)
+    with pytest.raises(ConfigError, match="unknown start 'al': did you mean 'all'"):
+        two_layer(2, (10,), start="al")

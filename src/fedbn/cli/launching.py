@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbn.cli.following import Following
 from fedbn.cli.output import print_json, print_summary
 from fedbn.cli.progress import make_progress
 from fedbn.cli.stopping import Stopper
@@ -17,25 +19,50 @@ from fedbn.experiments.runner import prepare, start
 from fedbn.runs import metrics
 from fedbn.runs.files import explained
 from fedbn.runs.folder import RunFolder
+from fedbn.tracking._following import find_trackers
 
 
 def launch(
-    folder: RunFolder, raw: dict[str, Any], *, where: str, as_json: bool, workers: int = 0
+    folder: RunFolder,
+    raw: dict[str, Any],
+    *,
+    where: str,
+    as_json: bool,
+    workers: int = 0,
+    log: Sequence[str] = (),
 ) -> bool:
     """Run, or go on running, and show what came out; False where all was done before."""
     with folder.locked(), Stopper() as stop:
-        _import_from(folder.directory())
-        progress = make_progress()
         try:
-            experiment, planner = checked(raw, where), Planner()
-            todo = prepare(experiment, planner)
-            ran = start(experiment, todo, planner, folder, progress, workers=workers, stop=stop)
+            ran = train(folder, raw, stop, where=where, workers=workers, log=log)
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `fedbn resume {folder.path}`") from error
-        finally:
-            progress.close()
         show(folder, as_json)
     return ran
+
+
+def train(
+    folder: RunFolder,
+    raw: dict[str, Any],
+    stop: Stopper,
+    *,
+    where: str,
+    workers: int,
+    log: Sequence[str] = (),
+) -> bool:
+    """Run, or go on running, in a folder that is held, and show how it goes."""
+    _import_from(folder.directory())
+    trackers = find_trackers(log)
+    listener = Following(make_progress(), trackers, folder)
+    try:
+        experiment, planner = checked(raw, where), Planner()
+        todo = prepare(experiment, planner)
+        listener.jobs = [job.key for job in todo]
+        ran = start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
+        listener.finish()
+        return ran
+    finally:
+        listener.close()
 
 
 def show(folder: RunFolder, as_json: bool) -> None:

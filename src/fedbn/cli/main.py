@@ -13,7 +13,23 @@ from typing import Annotated, NoReturn
 import click
 import typer
 
-from fedbn.cli import data, federation, inspect, ls, resume, run, schema, theory
+from fedbn.cli import (
+    adapt,
+    compare,
+    data,
+    evaluate,
+    export,
+    federation,
+    inspect,
+    ls,
+    predict,
+    report,
+    reproduce,
+    resume,
+    run,
+    schema,
+    theory,
+)
 from fedbn.cli.output import printable
 from fedbn.errors import ConfigError, FedbnError, unforeseen
 
@@ -25,7 +41,23 @@ app = typer.Typer(
     epilog="Exit codes: 0 fine · 1 the run failed · 2 unknown command or flag · 3 a wrong value · "
     "4 data · 5 too few clients · 6 damaged run files · 130 interrupted, the state saved.",
 )
-for module in (run, resume, inspect, ls, data, schema, federation, theory):
+for module in (
+    run,
+    resume,
+    reproduce,
+    predict,
+    adapt,
+    evaluate,
+    report,
+    compare,
+    export,
+    inspect,
+    ls,
+    data,
+    schema,
+    federation,
+    theory,
+):
     module.add_to(app)
 
 

@@ -34,18 +34,18 @@ def print_summary(summary: Summary) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("test accuracy, %")
     for column in summary.columns:
-        table.add_column(_plain(column), justify="right")
+        table.add_column(plain(column), justify="right")
     best = {
         c: max((r.cells[c].mean for r in summary.rows if c in r.cells), default=None)
         for c in summary.columns
     }
     for row in summary.rows:
         cells = [_cell(row.cells.get(c), best[c]) for c in summary.columns]
-        table.add_row(_plain(row.label), *cells)
+        table.add_row(plain(row.label), *cells)
     console = stdout_console()
     console.print(table)
     for remark in summary.remarks:
-        console.print(_plain(remark))
+        console.print(plain(remark))
 
 
 def print_json(summary: Summary, folder: str) -> None:
@@ -68,7 +68,8 @@ def _cell(cell: Any, best: float | None) -> str:
     return f"[bold]{cell}[/bold]" if cell.mean == best else str(cell)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Keep a name from being read as rich's markup, and on one line."""
     from rich.markup import escape
 
     return escape("".join(sign if sign.isprintable() else "?" for sign in text))

@@ -1,4 +1,4 @@
-"""How a run is going, on stderr: a bar on a terminal, plain lines elsewhere."""
+"""How a run is going, on stderr: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ class Progress(Protocol):
 
 
 def make_progress() -> Progress:
-    """Choose by whether a person is looking."""
-    return Bar() if sys.stderr.isatty() else Lines()
+    """Choose by whether a person is looking, at a terminal that can redraw."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        return Lines()
+    from fedbn.cli.live import LiveView
+
+    return LiveView()
 
 
 class Lines:
@@ -40,54 +44,16 @@ class Lines:
         """Print a line, or wait for a later event."""
         self._clock.hear(event)
         if event.kind == "note":
-            _print(f"{_name(event)}: {event.text}")
+            _print(f"{job_name(event)}: {event.text}")
         elif event.kind == "done":
-            _print(f"{_name(event)}: done ({self._clock.text()})")
+            _print(f"{job_name(event)}: done ({self._clock.text()})")
         elif event.kind == "round" and time.monotonic() - self._told > _QUIET_SECONDS:
             self._told = time.monotonic()
             at = f"round {event.round}/{event.rounds}"
-            _print(f"{_name(event)}: {at}, {_numbers(event)} ({self._clock.text()})")
+            _print(f"{job_name(event)}: {at}, {_numbers(event)} ({self._clock.text()})")
 
     def close(self) -> None:
         """Nothing to tidy."""
-
-
-class Bar:
-    """One bar over all rounds of all jobs, with the latest numbers."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        plain = bool(os.environ.get("NO_COLOR"))
-        self._progress = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True, color_system=None if plain else "auto"),
-        )
-        self._task = self._progress.add_task("checking data and model ...", total=None)
-        self._progress.start()
-
-    def __call__(self, event: Event) -> None:
-        """Move the bar."""
-        from rich.markup import escape
-
-        if event.kind == "begin":
-            self._progress.reset(self._task, total=event.rounds, completed=event.round)
-        elif event.kind == "note":
-            self._progress.console.print(escape(f"{_name(event)}: {event.text}"), highlight=False)
-        elif event.kind == "round":
-            text = f"{_name(event)}  round {event.round}/{event.rounds}  {_numbers(event)}"
-            self._progress.update(self._task, advance=1, description=escape(text))
-
-    def close(self) -> None:
-        """Take the bar off."""
-        self._progress.stop()
 
 
 class Clock:
@@ -113,7 +79,8 @@ class Clock:
         return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
 
 
-def _name(event: Event) -> str:
+def job_name(event: Event) -> str:
+    """What a job is called on the screen."""
     method, setting, seed = event.job
     return f"{method} seed {seed}" + ("" if setting == "default" else f" {setting}")
 

@@ -25,6 +25,12 @@ def resume(
             help="Cores to use, 0 for what the run was begun with; changes no result.",
         ),
     ] = 0,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER", help="tensorboard, mlflow or module:callable; may be repeated."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
@@ -34,5 +40,5 @@ def resume(
     folder = RunFolder(run)
     raw = folder.read_request()
     where = str(folder.config if folder.config.exists() else folder.request)
-    if not launch(folder, raw, where=where, as_json=json, workers=workers):
+    if not launch(folder, raw, where=where, as_json=json, workers=workers, log=log or []):
         print(f"{folder.path} was finished already; nothing to do", file=sys.stderr)

@@ -39,6 +39,9 @@ def run(
     model: Annotated[str | None, typer.Option(help="A model's name, or module:callable.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be repeated.")] = None,
+    scale: Annotated[
+        str, typer.Option(help="quick takes the changes of the file's table of that name.")
+    ] = "paper",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration."),
@@ -51,6 +54,12 @@ def run(
             max=1024,
             envvar="FEDBN_WORKERS",
             help="Cores to use, 0 for all; changes no result.",
+        ),
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER", help="tensorboard, mlflow or module:callable; may be repeated."
         ),
     ] = None,
     dry_run: Annotated[
@@ -75,14 +84,14 @@ def run(
         ),
     }
     where = str(file or "configuration")
-    raw = loading.request(file, flags, set_ or [], where)
+    raw = loading.request(file, flags, set_ or [], where, scale)
     if dry_run:
-        _dry_run(raw, where)
+        _dry_run(raw, where, log or [])
     else:
-        _run(out or _new_folder(file.stem if file else "run"), raw, where, json)
+        _run(out or _new_folder(file.stem if file else "run"), raw, where, json, log or [])
 
 
-def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool) -> None:
+def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool, log: list[str]) -> None:
     from fedbn.runs.folder import RunFolder
 
     folder = RunFolder(out)
@@ -90,7 +99,7 @@ def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool) -> None:
     try:
         from fedbn.cli.launching import launch  # torch takes seconds; the request is safe before
 
-        launch(folder, raw, where=where, as_json=as_json)
+        launch(folder, raw, where=where, as_json=as_json, log=log)
     except Exception:
         if not folder.config.exists():
             folder.abandon(made)
@@ -103,14 +112,16 @@ def _new_folder(name: str) -> Path:
     return next(path for path in itertools.chain([first], others) if not path.exists())
 
 
-def _dry_run(raw: dict[str, Any], where: str) -> None:
+def _dry_run(raw: dict[str, Any], where: str, log: list[str]) -> None:
     import tomli_w
 
     from fedbn.cli.output import printable
     from fedbn.experiments.loading import checked
     from fedbn.experiments.plans import Planner, resolved
     from fedbn.experiments.runner import prepare
+    from fedbn.tracking._following import find_trackers
 
+    find_trackers(log)
     experiment, planner = checked(raw, where), Planner()
     jobs = prepare(experiment, planner)
     federation = planner.federation(jobs[0].setting.experiment.data)

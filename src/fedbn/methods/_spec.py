@@ -42,7 +42,7 @@ def parse_method(spec: str, defaults: Mapping[str, Any] | None = None) -> Method
         spec: A name, or several joined by `+`; each may have arguments in parentheses.
         defaults: Values for arguments that are not written out (`mu`).
 
-    Example:
+    Examples:
         >>> parse_method("fedbn + prox(0.1)").name
         'fedbn+prox(0.1)'
         >>> parse_method("fedprox", {"mu": 0.2}).penalties

@@ -79,7 +79,7 @@ def load(path: Path, like: RunState) -> RunState:
         DamagedRun: Naming the file that is missing, altered or of a newer format.
     """
     manifest = read_manifest(path)
-    contents = {name: _verified(path / name, digest) for name, digest in manifest["files"].items()}
+    contents = {name: verified(path / name, digest) for name, digest in manifest["files"].items()}
     try:
         local = {
             client: pack.layout.pack(_taken(contents, f"local/{client}.safetensors", path))
@@ -114,7 +114,7 @@ def whole_round(folder: Path) -> int:
     for number, path in rounds(folder):
         try:
             for name, digest in read_manifest(path)["files"].items():
-                _verified(path / name, digest)
+                verified(path / name, digest)
             return number
         except DamagedRun as error:
             damaged.append(str(error))
@@ -160,7 +160,8 @@ def _taken(contents: dict[str, State], name: str, path: Path) -> State:
     return contents[name]
 
 
-def _verified(file: Path, digest: str) -> State:
+def verified(file: Path, digest: str) -> State:
+    """Read a safetensors file whose sha256 is known."""
     try:
         content = file.read_bytes()
     except OSError as error:

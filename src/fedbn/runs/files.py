@@ -13,10 +13,10 @@ from typing import Any
 from fedbn.errors import FedbnError
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file as a whole."""
+def write_atomically(path: Path, content: bytes, kind: type[FedbnError] = FedbnError) -> None:
+    """Replace a file as a whole; `kind` is as for `explained`."""
     temporary = temporary_name(path)
-    with explained(path):
+    with explained(path, kind):
         write_through(temporary, content)
         temporary.replace(path)
         sync_folder(path.parent)

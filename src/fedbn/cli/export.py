@@ -1,0 +1,82 @@
+"""`fedbn export`: a client's model as a file that runs without fedbn."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedbn.cli.using import Method, Run, Seed, Setting, opened
+
+if TYPE_CHECKING:
+    from fedbn.use.export import Exported
+
+_EXAMPLES = """[bold]Examples[/bold]
+
+fedbn export runs/first --client photo
+
+fedbn export runs/first --client photo --format onnx --out photo.onnx
+
+fedbn export runs/first --client photo --method fedavg --seed 1 --fold-bn"""
+
+
+class Form(StrEnum):
+    """The formats; `fedbn.use.export_formats` makes them."""
+
+    SAFETENSORS = "safetensors"
+    ONNX = "onnx"
+    TORCH_EXPORT = "torch-export"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(epilog=_EXAMPLES)(export)
+
+
+def export(
+    run: Run,
+    client: Annotated[
+        str, typer.Option(help="Whose model: a training client's or an adapted site's.")
+    ],
+    form: Annotated[
+        Form, typer.Option("--format", help="safetensors (weights), onnx or torch-export (whole).")
+    ] = Form.SAFETENSORS,
+    fold_bn: Annotated[
+        bool, typer.Option("--fold-bn", help="Fold BatchNorm into the layers before it.")
+    ] = False,
+    out: Annotated[
+        str | None,  # not a Path, which would lose the slash at the end of a new folder
+        typer.Option(metavar="PATH", help="The file, or a folder/; RUN/exports unless given."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    method: Method = None,
+    seed: Seed = None,
+    setting: Setting = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Write a client's model as a file that runs without fedbn, checked, with a model card."""
+    from fedbn.cli.output import printable
+    from fedbn.use.export import export as exported
+
+    trained = opened(run, method, seed, setting)
+    found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)
+    print(_as_json(found) if json else printable(_sentence(found)))
+
+
+def _as_json(found: Exported) -> str:
+    import json
+    from dataclasses import asdict
+
+    plain = {**asdict(found), "file": str(found.file), "card": str(found.card)}
+    return json.dumps(plain, indent=2, ensure_ascii=False)
+
+
+def _sentence(found: Exported) -> str:
+    checked = found.agreement
+    folded = ", ".join(f"{norm} into {layer}" for norm, layer in found.folded.items())
+    return (
+        f"wrote {found.file} ({found.bytes:,} bytes) and {found.card.name}; on {checked.samples} "
+        f"{checked.inputs} its outputs are within {checked.worst:.2g} of the model's"
+        + (f"; folded: {folded}" if folded else "")
+    )

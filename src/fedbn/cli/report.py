@@ -1,0 +1,110 @@
+"""`fedbn report`: a run, or several, as one page to hand on."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fedbn.results.report.contents import RunContents
+
+_EXAMPLES = """[bold]Examples[/bold]
+
+fedbn report runs/first                             writes runs/first/report.html
+
+fedbn report runs/before runs/after --out both.html
+
+fedbn report runs/first --method fedavg --seed 1 --format md"""
+
+
+class Form(StrEnum):
+    """What the report is written as."""
+
+    HTML = "html"
+    MD = "md"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(epilog=_EXAMPLES)(report)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The file; report.html in the first run unless given."),
+    ] = None,
+    form: Annotated[
+        Form | None, typer.Option("--format", help="html, or md for Markdown without drawings.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Whose models to look into; fedbn unless given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of which seed; the first unless given.")] = None,
+    setting: Annotated[
+        str | None, typer.Option(help="Of which setting; the first unless given.")
+    ] = None,
+) -> None:
+    """Write a report that needs nothing beside itself: results, curves, what is shared, examples.
+
+    What a run does not have (it is not finished, its data is gone) is left out, and said.
+    """
+    from fedbn.cli.output import printable
+
+    chosen = form or (Form.MD if out and out.suffix.lower() in (".md", ".markdown") else Form.HTML)
+    file = out or runs[0] / f"report.{chosen}"
+    _check(file)
+    content, left_out = _made(runs, chosen, method, seed, setting)
+    _write(file, content)
+    for text in left_out:
+        print(printable(text), file=sys.stderr)
+    print(printable(f"{file} ({len(content) / 1e6:.2f} MB)"))
+
+
+def _check(file: Path) -> None:
+    """Refuse a place that cannot be written before minutes of work."""
+    from fedbn.errors import ConfigError
+
+    if file.is_dir():
+        raise ConfigError(f"--out {file} is a folder; name a file in it, as {file / 'report.html'}")
+    if not file.parent.is_dir() and file.parent.exists():
+        raise ConfigError(f"--out {file}: {file.parent} is a file")
+
+
+def _made(
+    runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
+) -> tuple[bytes, list[str]]:
+    from fedbn._version import __version__
+    from fedbn.results.report.html import html
+    from fedbn.results.report.markdown import markdown
+    from fedbn.results.report.page import page
+    from fedbn.use.gathering import gather
+
+    found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
+    whole = page(found)
+    text = (html if form is Form.HTML else markdown)(whole, __version__)
+    return text.encode(), [line for run in found for line in _said(run)]
+
+
+def _said(run: RunContents) -> Iterator[str]:
+    """What a run's report does not have; parts that miss for one reason share a line."""
+    yield from (f"{run.path}: {note}" for note in run.notes)
+    for why in dict.fromkeys(run.missing.values()):
+        parts = ", ".join(part for part, reason in run.missing.items() if reason == why)
+        yield f"{run.path}: without {parts}: {why}"
+
+
+def _write(file: Path, content: bytes) -> None:
+    from fedbn.errors import ConfigError
+    from fedbn.runs.files import explained, write_atomically
+
+    with explained(file, ConfigError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)

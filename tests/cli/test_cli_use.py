@@ -1,0 +1,207 @@
+"""`fedbn predict`, `adapt` and `evaluate`: a trained run in use, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commanding import Processes, arrays, bits, call, until
+from fedbn.runs.folder import RunFolder
+
+# The runs have clients a and b of six features, and classes 0 and 1.
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """A labelled site that never trained."""
+    np.savez(tmp_path / "new.npz", **arrays(7, n=40, scale=3.0))
+    return tmp_path / "new.npz"
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.name != "run.lock"}
+
+
+def test_predict_prints_a_table_and_the_accuracy(finished: Path, new: Path):
+    answer = call("predict", finished, "--client", "b", "--data", new)
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert lines[0].split() == ["input", "predicted", "label", "probability"]
+    assert len(lines) == 1 + 8 + 1
+    assert lines[-1].startswith("accuracy ")
+    assert "read test_x" in answer.err
+
+
+def test_predict_writes_all_rows(finished: Path, new: Path, tmp_path: Path):
+    out = tmp_path / "predictions.csv"
+    answer = call("predict", finished, "--client", "b", "--data", new, "--out", out)
+    assert answer.code == 0, answer.err
+    rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
+    assert list(rows[0]) == ["input", "predicted", "label", "p(0)", "p(1)"]
+    right = sum(row["predicted"] == row["label"] for row in rows)
+    assert answer.out == f"accuracy {right / 8:.1%} ({right} of 8)\n"
+
+
+def test_method_and_seed_choose_the_job(finished: Path, new: Path):
+    said = {
+        call("predict", finished, "--client", "a", "--data", new, *flags).out
+        for flags in ((), ("--method", "fedbn", "--seed", 0), ("--method", "fedavg"))
+    }
+    assert len(said) == 2
+
+
+def test_an_adapted_site_is_a_client_like_the_others(finished: Path, new: Path):
+    answer = call("adapt", finished, "--data", new, "--as", "clinic")
+    assert answer.code == 0, answer.err
+    assert "clinic: average, from 40 samples; stored in" in answer.out
+    assert "distance to " in answer.err
+    assert call("predict", finished, "--client", "clinic", "--data", new).code == 0
+    matrix = call("evaluate", finished, "--resamples", 5).out.splitlines()
+    assert [line.split()[0] for line in matrix[1:]] == ["a", "b", "clinic"]
+    assert (
+        call("predict", finished, "--client", "clinic", "--data", new, "--method", "fedavg").code
+        == 3
+    )
+
+
+def test_compare_scores_all_ways_and_stores_the_chosen(finished: Path, new: Path):
+    answer = call("adapt", finished, "--data", new, "--as", "x", "--compare", "--how", "finetune")
+    assert answer.code == 0, answer.err
+    assert [line.split()[0] for line in answer.out.splitlines()[1:4]] == [
+        "average",
+        "reestimate",
+        "finetune",
+    ]
+    assert "adapted with 40 samples, scored on 8 test samples" in answer.err
+    (manifest,) = finished.glob("adapted/fedbn/default/seed-0/x/manifest.json")
+    content = json.loads(manifest.read_text())
+    assert (content["how"], content["samples"]) == ("finetune", 40)
+    assert {"average", "reestimate", "finetune"} <= content["scores"].keys()
+
+
+def test_join_makes_a_new_run_with_one_client_more(finished: Path, new: Path):
+    before = bits(finished)
+    answer = call("adapt", finished, "--data", new, "--as", "c", "--how", "join", "--rounds", 2)
+    assert answer.code == 0, answer.err
+    joined = finished.with_name("finished-c")
+    assert answer.out.split()[:6] == ["test", "accuracy,", "%", "a", "b", "c"]
+    assert "finished already" in call("resume", joined).err
+    assert call("predict", joined, "--client", "c", "--data", new).code == 0
+    assert bits(finished) == before
+
+
+def test_a_joining_run_survives_kills(
+    finished: Path, new: Path, processes: Processes, tmp_path: Path
+):
+    def command(out: str) -> list[object]:
+        wanted = ("--how", "join", "--rounds", 40, "--out", tmp_path / out)
+        return ["adapt", finished, "--data", new, "--as", "c", *wanted]
+
+    assert call(*command("whole")).code == 0
+    process = processes.start(*command("killed"), cwd=tmp_path)
+    place = RunFolder(tmp_path / "killed").job("fedbn", "default", 0)
+    until(lambda: (place / "round-000010").exists(), process)
+    process.kill()
+    process.wait()
+    assert call("resume", tmp_path / "killed").code == 0
+    assert bits(tmp_path / "killed") == bits(tmp_path / "whole")
+
+
+def test_evaluate_prints_a_matrix_and_writes_all_metrics(finished: Path, new: Path, tmp_path: Path):
+    out = tmp_path / "scores.json"
+    answer = call("evaluate", finished, "--metric", "auroc", "--out", out, "--resamples", 9)
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0].split() == ["auroc:", "model", "of", "a", "b"]
+    assert len(json.loads(out.read_text())["values"]) == 5
+    only = call("evaluate", finished, "--data", new, "--json", "--resamples", 9)
+    assert json.loads(only.out)["domains"] == ["new"]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """Unlabelled samples."""
+    np.savez(tmp_path / "bare.npz", x=arrays(7)["train_x"])
+    return tmp_path / "bare.npz"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("predict RUN --client aa --data NEW", 3, "unknown client 'aa': did you mean 'a'"),
+        ("predict RUN --client a --data NEW --method fedprox", 3, "unknown method 'fedprox'"),
+        ("predict RUN --client a --data NEW --seed 9", 3, "unknown seed '9'"),
+        ("predict RUN --client a --data NEW --setting x", 3, "unknown setting 'x'"),
+        ("predict RUN --client a --data WIDE", 4, "the run was trained on (6,)"),
+        ("predict RUN --client a --data STRANGE", 4, "the run knows 0 to 1"),
+        ("predict RUN --client a --data EMPTY", 4, "no pictures in it"),
+        ("predict RUN --client a --data NOWHERE", 4, "no such file or folder"),
+        ("predict RUN --client a --data NEW --out EMPTY", 3, "a folder; give a file"),
+        ("predict RUN --client a --data NEW --out NOWHERE/x.csv", 3, "no such folder"),
+        ("predict EMPTY --client a --data NEW", 3, "no run here"),
+        ("evaluate RUN --data BARE", 4, "no labels"),
+        ("evaluate RUN --out x.txt", 3, "end in .json or .csv"),
+        ("evaluate RUN --metric acc", 3, "balanced_accuracy"),
+        ("adapt RUN --data BARE --as new --how finetune", 4, "needs labelled data"),
+        ("adapt RUN --data BARE --as new --compare", 4, "no labels"),
+        ("adapt RUN --data BARE --as new --how join", 4, "no labels"),
+        ("adapt RUN --data BARE --as new --test NEW", 3, "--test is for"),
+        ("adapt RUN --data NEW --as new --like c", 3, "unknown client 'c'"),
+        ("adapt RUN --data NEW --as a", 3, "training client"),
+        ("adapt RUN --data NEW --as ../x", 3, "client name '../x'"),
+        ("adapt RUN --data NEW --as <b>x</b>", 3, "legal are"),
+        ("adapt RUN --data NEW --as x --how averag", 3, "average"),
+        ("adapt RUN --data NEW --as x --how join --out EMPTY", 3, "there already"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(
+    finished: Path, new: Path, bare: Path, tmp_path: Path, words: str, code: int, text: str
+):
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), "float32"))
+    np.savez(tmp_path / "strange.npz", x=arrays(7)["train_x"], y=np.full(16, 5))
+    places = {
+        "RUN": finished,
+        "NEW": new,
+        "BARE": bare,
+        "EMPTY": tmp_path / "empty",
+        "NOWHERE": tmp_path / "nowhere",
+        "WIDE": tmp_path / "wide.npz",
+        "STRANGE": tmp_path / "strange.npz",
+    }
+    for name, place in places.items():
+        words = words.replace(name, str(place))
+    before = files(tmp_path)
+    answer = call(*words.split(), cwd=tmp_path)
+    assert answer.code == code, answer.err
+    assert answer.err.startswith("fedbn: ") or "\nfedbn: " in answer.err
+    assert text in answer.err.splitlines()[-1]
+    assert files(tmp_path) == before
+
+
+def test_a_name_with_a_newline_stays_on_one_line(finished: Path, new: Path):
+    answer = call("adapt", finished, "--data", new, "--as", "x\ny")
+    assert (answer.code, "client name 'x\\ny'" in answer.line) == (3, True)
+
+
+def test_damaged_and_newer_runs_end_with_six(finished: Path, new: Path):
+    for file in finished.glob("checkpoints/fedbn/*/*/round-*/local/a.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    damaged = call("predict", finished, "--client", "b", "--data", new)
+    assert (damaged.code, "a.safetensors: damaged" in damaged.line) == (6, True)
+    config = finished / "config.toml"
+    config.write_text(config.read_text().replace("format = 1", "format = 2"))
+    newer = call("evaluate", finished)
+    assert (newer.code, "from a newer fedbn" in newer.line) == (6, True)
+
+
+def test_a_read_only_place_for_the_site_is_said(finished: Path, new: Path):
+    shutil.rmtree(finished / "adapted", ignore_errors=True)
+    (finished / "adapted").write_text("in the way")
+    answer = call("adapt", finished, "--data", new, "--as", "x")
+    assert answer.code == 1
+    assert "cannot write" in answer.err.splitlines()[-1]
