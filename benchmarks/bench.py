@@ -114,7 +114,7 @@ def evaluation(peak: float) -> list[Row]:
 
 
 def sweep(peak: float) -> list[Row]:
-    """Four plans side by side in worker processes; the time between first and last round."""
+    """Four plans in worker processes, two side by side."""
     federation, build = pictures(5, 743, 16, 28), partial(digit_cnn, 10, (3, 28, 28))
     row = Row("digits, sweep of 4 plans", "s a run-round")
     with (
@@ -129,8 +129,12 @@ def sweep(peak: float) -> list[Row]:
     return [row]
 
 
-def _sweep_seconds(folder: Path, count: int, rounds: int = 3) -> float:
-    """Seconds a run-round, from the first finished round of four jobs to the last one."""
+def _sweep_seconds(folder: Path, count: int, rounds: int = 4) -> float:
+    """Seconds a run-round: from a run's first round to its last, checkpoints and all.
+
+    Two runs are side by side, so a run-round takes half of what lies between two rounds of a run.
+    What a run needs to begin is in the row of the first round.
+    """
     from fedbn.experiments.loading import checked
     from fedbn.experiments.plans import Planner
     from fedbn.experiments.runner import prepare, start
@@ -145,17 +149,22 @@ def _sweep_seconds(folder: Path, count: int, rounds: int = 3) -> float:
         "evaluation": {"every": rounds},
     }
     experiment, planner, run = checked(raw), Planner(), RunFolder(folder / f"run-{count}")
-    times: list[float] = []
+    times: dict[object, list[float]] = {}
     run.begin(raw)
     start(
         experiment,
         prepare(experiment, planner),
         planner,
         run,
-        lambda event: times.append(time.perf_counter()) if event.kind == "round" else None,
+        lambda event: (
+            times.setdefault(event.job, []).append(time.perf_counter())
+            if event.kind == "round"
+            else None
+        ),
+        workers=2,
     )
-    # Two jobs start together; from the second finished round on, all cores are busy.
-    return (times[-1] - times[1]) / (len(times) - 2)
+    between = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in times.values()]
+    return sum(between) / len(between) / 2
 
 
 def _save_npz(federation: Federation, folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedbn.core import layouts
 from fedbn.core.folding import FoldedModel, fold
 from fedbn.core.method import Method
 from fedbn.core.packing import Layout, Pack
@@ -36,7 +37,8 @@ class Replica:
         self._shared_names = names
         self._folded: FoldedModel | None = None
         self._scoring: tuple[Pack, Pack] | None = None
-        self._format: torch.memory_format | None = None
+        self._origin = unwrap(model)
+        self._layout: layouts.Layout | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
             (module, name, module._buffers[name])
@@ -53,16 +55,15 @@ class Replica:
         for (module, name, _), value in zip(self._passing, self._fresh, strict=True):
             module._buffers[name] = None if value is None else value.clone()
 
-    def memory_format(self, x: Tensor) -> torch.memory_format:
-        """The layout of images that trains faster: channels last, where the model allows it.
+    def layout(self, x: Tensor) -> layouts.Layout:
+        """How batches like this should lie in memory to train fast; found out once."""
+        return self._layout or self.lay_out(layouts.fastest(self._origin, x))
 
-        Convolutions carry the layout on; a model that reshapes with `view` may refuse it, so it is
-        tried on a copy, once.
-        """
-        if self._format is None:
-            last = x.dim() == 4 and _trains(self.model, x, torch.channels_last)
-            self._format = torch.channels_last if last else torch.contiguous_format
-        return self._format
+    def lay_out(self, layout: layouts.Layout) -> layouts.Layout:
+        """Train with batches laid out like this from now on."""
+        layouts.prepare(self.model, layout)
+        self._layout = layout
+        return layout
 
     def fold(self, x: Tensor) -> bool:
         """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on."""
@@ -86,17 +87,6 @@ class Replica:
         """The received values of the shared parameters, on the model's device."""
         device = next(iter(self.shared.vectors.values())).device if self.shared.vectors else "cpu"
         return [received.state[name].to(device) for name in self._shared_names]
-
-
-def _trains(model: nn.Module, x: Tensor, memory_format: torch.memory_format) -> bool:
-    """Tell whether a copy of the model can take a training step on images of this layout."""
-    probe = copy.deepcopy(model).train()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            probe(x.contiguous(memory_format=memory_format)).sum().backward()
-    except Exception:
-        return False
-    return True
 
 
 class _RandomOps(TorchDispatchMode):

@@ -127,7 +127,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
             replica.shared_parameters,
             replica.anchor(state.shared) if plan.method.penalties else (),
             plan.objective,
-            replica.memory_format(client.train.batch(slice(0, 2))[0]),
+            replica.layout(client.train.batch(slice(0, 2))[0]),
         )
     except Exception as error:
         return failure(client, "", error)

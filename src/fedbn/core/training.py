@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fedbn.core.federation import Split
 from fedbn.core.groups import majority_accuracy
+from fedbn.core.layouts import Layout, as_usual
 from fedbn.core.method import Weighting
 from fedbn.core.penalties import DirectPenalty, Penalty
 
@@ -118,7 +119,7 @@ def local_train(
     shared: Sequence[nn.Parameter] = (),
     anchor: Sequence[Tensor] = (),
     objective: Objective = CLASSIFICATION,
-    memory_format: torch.memory_format = torch.contiguous_format,
+    layout: Layout = as_usual,
 ) -> float:
     """Train a client's model for one round, in place; returns the mean loss seen on the way.
 
@@ -132,7 +133,7 @@ def local_train(
         shared: The shared trainable parameters of the model.
         anchor: Their values as received.
         objective: The loss.
-        memory_format: How batches lie in memory; see `Replica.memory_format`.
+        layout: How batches lie in memory; see `Replica.layout`.
     """
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in penalties if isinstance(p, DirectPenalty)]
@@ -144,7 +145,7 @@ def local_train(
         if data.augment is not None:
             x = data.augment(x, draws)
         optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(model(x.contiguous(memory_format=memory_format)), y)
+        loss = objective.loss(model(layout(x)), y)
         whole = loss
         for penalty in by_graph:
             whole = whole + penalty.value(shared, anchor)

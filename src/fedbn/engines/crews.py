@@ -68,6 +68,9 @@ class OneByOne:
         count = 1 if alone else min(workers, len(plan.federation.clients))
         replicas = [Replica(plan.initial_model, plan.method, device) for _ in range(count)]
         folded = [replica.fold(sample.to(device)) for replica in replicas]
+        layout = replicas[0].layout(sample)
+        for replica in replicas[1:]:
+            replica.lay_out(layout)
         has_bn = any(entry.kind in BATCHNORM for entry in entries(plan.initial_model))
         self._plan = plan
         self._pool = Pool(replicas)
