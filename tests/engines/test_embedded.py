@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbn.core.federation import Federation
+from fedbn.core.aside import Helpers
+from fedbn.core.federation import Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
 from fedbn.core.replica import draws_random_numbers
@@ -90,6 +91,46 @@ def test_records_do_not_depend_on_the_workers(model: Callable[[], nn.Module]):
     data = federation(12, 7, 9)
     diaries = [written(plan(fedbn(), data, model), workers=w)[1] for w in (1, 2, 5)]
     assert diaries[0].records == diaries[1].records == diaries[2].records
+
+
+def picture_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 32),
+        nn.BatchNorm1d(32),
+        nn.ReLU(),
+        nn.Linear(32, 2),
+    )
+
+
+@pytest.mark.parametrize("model", [picture_net, lambda: picture_net().append(nn.Dropout(0.2))])
+def test_gradients_left_to_idle_cores_change_no_bit(
+    model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+):
+    def pictures(split: Split) -> Split:
+        x = torch.randn(len(split), 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))
+        return replace(split, x=x + split.x.mean(1)[:, None, None, None])
+
+    clients = [
+        replace(c, train=pictures(c.train), tests={d: pictures(t) for d, t in c.tests.items()})
+        for c in federation(12, 9, 21).clients
+    ]
+    data = Federation("pictures", tuple(clients), ("0", "1"))
+    plain = run(plan(fedbn(), data, model, rounds=3), workers=1)
+    monkeypatch.setattr("fedbn.core.aside._WORTH_IT", 0)
+    asked: list[object] = []
+    submit = Helpers.submit
+    monkeypatch.setattr(Helpers, "submit", lambda h, work: asked.append(work) or submit(h, work))
+    alone = run(plan(fedbn(), data, model, rounds=3), workers=1)
+    assert not asked
+    for workers in (2, 3, 5):
+        assert same_runs(run(plan(fedbn(), data, model, rounds=3), workers=workers), alone)
+    assert asked
+    assert same_runs(plain, alone)
 
 
 def test_augmentation_does_not_depend_on_the_workers(vectors: Federation):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbn.core import layouts
+from fedbn.core.aside import Aside, Helpers, worth_it
 from fedbn.core.folding import FoldedModel, fold
 from fedbn.core.method import Method
 from fedbn.core.packing import Layout, Pack
@@ -20,9 +21,22 @@ from fedbn.core.state import entries, unwrap
 
 
 class Replica:
-    """A model whose entries live in two packs: what the method shares and what stays local."""
+    """A model whose entries live in two packs: what the method shares and what stays local.
 
-    def __init__(self, model: nn.Module, method: Method, device: torch.device | str = "cpu"):
+    Args:
+        model: What to copy.
+        method: What it shares.
+        device: Where the copy lives.
+        helpers: Threads that may compute weight gradients while they would be idle.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        device: torch.device | str = "cpu",
+        helpers: Helpers | None = None,
+    ):
         self.model = unwrap(copy.deepcopy(model)).to(device)
         found = entries(self.model)
         self.shared = Layout.of(method.shared(found)).zeros(device)
@@ -37,6 +51,8 @@ class Replica:
         self._shared_names = names
         self._folded: FoldedModel | None = None
         self._scoring: tuple[Pack, Pack] | None = None
+        on_cpu = torch.device(device).type == "cpu"
+        self.aside = Aside(helpers) if on_cpu and worth_it(self.model) else None
         self._origin = unwrap(model)
         self._layout: layouts.Layout | None = None
         # What is in no state_dict must not pass from one client to the next.

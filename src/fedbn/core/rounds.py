@@ -128,6 +128,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
             replica.anchor(state.shared) if plan.method.penalties else (),
             plan.objective,
             replica.layout(client.train.batch(slice(0, 2))[0]),
+            replica.aside,
         )
     except Exception as error:
         return failure(client, "", error)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedbn.core.aside import Aside
 from fedbn.core.federation import Split
 from fedbn.core.groups import majority_accuracy
 from fedbn.core.layouts import Layout, as_usual
@@ -120,6 +121,7 @@ def local_train(
     anchor: Sequence[Tensor] = (),
     objective: Objective = CLASSIFICATION,
     layout: Layout = as_usual,
+    aside: Aside | None = None,
 ) -> float:
     """Train a client's model for one round, in place; returns the mean loss seen on the way.
 
@@ -134,10 +136,12 @@ def local_train(
         anchor: Their values as received.
         objective: The loss.
         layout: How batches lie in memory; see `Replica.layout`.
+        aside: Who computes weight gradients beside the pass; see `Replica.aside`.
     """
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in penalties if isinstance(p, DirectPenalty)]
     by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
+    forward, backward = (aside.outputs, aside.backward) if aside else (_outputs, Tensor.backward)
     total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
     model.train()
     for index in batches(len(data), training.batch_size, steps, draws):
@@ -145,11 +149,11 @@ def local_train(
         if data.augment is not None:
             x = data.augment(x, draws)
         optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(model(layout(x)), y)
+        loss = objective.loss(forward(model, layout(x)), y)
         whole = loss
         for penalty in by_graph:
             whole = whole + penalty.value(shared, anchor)
-        whole.backward()
+        backward(whole)
         for penalty in direct:
             penalty.add_gradient(shared, anchor)
         optimizer.step()
@@ -157,6 +161,11 @@ def local_train(
         seen += len(y)
     optimizer.zero_grad(set_to_none=True)
     return float(total) / seen
+
+
+def _outputs(model: nn.Module, x: Tensor) -> Tensor:
+    found: Tensor = model(x)
+    return found
 
 
 def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from fedbn.core.aside import Helpers
 from fedbn.core.federation import Client
 from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica, draws_random_numbers
@@ -66,7 +67,10 @@ class OneByOne:
         random = draws_random_numbers(plan.initial_model, sample)
         alone = random or device != "cpu"
         count = 1 if alone else min(workers, len(plan.federation.clients))
-        replicas = [Replica(plan.initial_model, plan.method, device) for _ in range(count)]
+        self._helpers = Helpers(workers)
+        replicas = [
+            Replica(plan.initial_model, plan.method, device, self._helpers) for _ in range(count)
+        ]
         folded = [replica.fold(sample.to(device)) for replica in replicas]
         layout = replicas[0].layout(sample)
         for replica in replicas[1:]:
@@ -85,7 +89,12 @@ class OneByOne:
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
-        return self._pool.ordered(lambda rep, c: self._train(self._plan, rep, c, state), clients)
+
+        def work(replica: Replica, client: Client) -> Outcome:
+            with self._helpers.one_core_busy():
+                return self._train(self._plan, replica, client, state)
+
+        return self._pool.ordered(work, clients)
 
     def score(
         self, clients: Sequence[Client], state: RunState
@@ -104,6 +113,7 @@ class OneByOne:
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
+        self._helpers.close()
 
 
 class Stacks:
