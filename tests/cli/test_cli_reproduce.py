@@ -139,6 +139,8 @@ def test_jobs_of_a_shown_run_that_have_not_ended_are_left_out(made: Path) -> Non
         (("digits-methods", "--scale", "paper"), 4, "needs digits, which is not there"),
         (("digits-methods", "--set", "training.lrr=1"), 3, "did you mean 'training.lr'"),
         (("digits-methods", "--set", "data.percent=0"), 3, "data.percent = 0"),
+        (("digits-methods", "--set", "reproduce.by='x'"), 3, "reproduce.by: belongs to the item's"),
+        (("digits-methods", "--set", "quick.seeds=[1]"), 3, "quick.seeds: belongs to the item's"),
         (("nothing.toml",), 3, "cannot be read"),
     ],
 )

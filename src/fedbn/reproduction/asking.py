@@ -9,12 +9,14 @@ from typing import Any
 
 from fedbn.data._digit_domains import digits_folder
 from fedbn.data._digit_files import DOMAINS, find_source
+from fedbn.errors import ConfigError
 from fedbn.experiments.loading import checked, overridden
 from fedbn.experiments.placing import Raw, changed, scaled
 from fedbn.reproduction.departures import departures
 from fedbn.reproduction.entries import Entry
 
 ORIGINALS = "originals"
+_OF_THE_FILE = ("reproduce", "quick")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
     Data that is not there is replaced at quick scale only: at the paper's scale it is the point.
     """
     where, settings = str(entry.file), list(settings)
+    for key in (setting.split("=")[0].strip() for setting in settings):
+        if key.split(".")[0] in _OF_THE_FILE:
+            raise ConfigError(
+                f"--set {key}: belongs to the item's file. Copy {where}, change it there, and run "
+                f"`fedbn reproduce COPY.toml`"
+            )
     checked(entry.raw, where)
     raw = scaled(dict(entry.raw), scale)
     without: Mapping[str, Any] = entry.how.get("without", {})
