@@ -13,7 +13,10 @@ from torch.nn import functional
 
 from fedbn.core import aside as asides
 from fedbn.core.aside import Aside, Helpers
+from fedbn.core.federation import Split
 from fedbn.core.layouts import as_usual, blocked, channels_last, prepare
+from fedbn.core.penalties import Proximal, proximal
+from fedbn.core.training import Training, local_train, plain_steps
 from fedbn.models.small_cnn import small_cnn
 
 
@@ -171,3 +174,109 @@ def test_parameters_with_hooks_are_left_to_torch(helpers: Helpers) -> None:
 def test_small_models_do_without() -> None:
     assert not asides.worth_it(small_cnn(10, (3, 16, 16)))
     assert asides.worth_it(nn.Linear(1000, 1000))
+
+
+def trained(
+    model: nn.Module,
+    mu: float | None = None,
+    helpers: Helpers | None = None,
+    plainly: bool = False,
+    **training: object,
+) -> tuple[list[Tensor], int]:
+    """Train a copy for three steps; its parameters, and how many dense weights stepped."""
+    copied, stepped = copy.deepcopy(model).double(), 0
+    draws = torch.Generator().manual_seed(0)
+    data = Split(torch.rand(12, 3, 16, 16, generator=draws).double(), torch.arange(12) % 3)
+    shared = list(copied.parameters())
+    anchor = [p.detach() * 0.5 for p in shared]
+    aside = None if plainly else Aside(helpers)
+    if aside is not None:
+        leave = aside.leave_to_step
+
+        def counted(*args: Tensor) -> bool:
+            nonlocal stepped
+            left = leave(*args)
+            stepped += left
+            return left
+
+        aside.leave_to_step = counted  # type: ignore[method-assign]
+    penalties = [] if mu is None else [proximal(mu)]
+    how = Training(batch_size=4, lr=0.1, **training)  # type: ignore[arg-type]
+    local_train(
+        copied, data, how, 3, draws, penalties, shared, anchor if penalties else (), aside=aside
+    )
+    return [p.detach() for p in shared], stepped
+
+
+@pytest.fixture
+def all_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asides, "_WORTH_IT", 0)
+
+
+class Both(nn.Module):
+    """A weight that is also used outside of its layer, and one with a single row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.row = nn.Linear(48, 3), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dense(torch.flatten(x, 1)[:, :48])
+        return x + self.row(x) + self.dense.weight.square().mean()
+
+
+DENSE = [lambda: small_cnn(3, (3, 16, 16)), Tied, Both]
+
+
+@pytest.mark.parametrize("make", DENSE)
+@pytest.mark.parametrize("mu", [None, 0.5])
+@pytest.mark.parametrize("helped", [True, False])
+def test_weights_that_step_by_themselves_step_as_the_optimiser_does(
+    make: Callable[[], nn.Module],
+    mu: float | None,
+    helped: bool,
+    helpers: Helpers,
+    all_worth_it: None,
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    found, stepped = trained(model, mu, helpers if helped else None)
+    expected, _ = trained(model, mu, plainly=True)
+    assert stepped > 0
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert all(map(torch.equal, found, trained(model, mu)[0]))  # helped or not
+
+
+@pytest.mark.parametrize("make", DENSE)
+def test_no_pull_is_no_penalty(make: Callable[[], nn.Module], all_worth_it: None) -> None:
+    torch.manual_seed(0)
+    model = make()
+    assert all(map(torch.equal, trained(model, 0.0)[0], trained(model)[0]))
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"optimizer": "Adam"},
+        {"optimizer_args": {"momentum": 0.9}},
+        {"optimizer_args": {"weight_decay": 0.1}},
+    ],
+)
+def test_other_optimisers_get_their_gradients(
+    training: dict[str, object], all_worth_it: None
+) -> None:
+    torch.manual_seed(0)
+    model = small_cnn(3, (3, 16, 16))
+    found, stepped = trained(model, **training)
+    assert not stepped
+    assert all(map(torch.equal, found, trained(model, plainly=True, **training)[0]))
+
+
+def test_other_penalties_get_their_gradients(all_worth_it: None) -> None:
+    class Mine(Proximal):
+        """Not FedProx's."""
+
+    parameters = [torch.zeros(1)]
+    assert plain_steps(Training(), [], parameters, ()) is not None
+    assert plain_steps(Training(), [proximal(1.0)], parameters, parameters) is not None
+    assert plain_steps(Training(), [Mine(1.0)], parameters, parameters) is None

@@ -4,23 +4,25 @@ Only the optimiser needs the gradient of a layer's weights, so the pass can go o
 before it while another thread computes that gradient. With five clients on two cores the fifth
 would otherwise leave one core idle. The calls are the same whichever thread makes them, so not one
 bit depends on whether a thread was free.
+
+Plain SGD needs the gradient of a dense layer's weights only to subtract it from them. As a product
+added to the weights the step is one pass over them, and a gradient as large as the layer is never
+written.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-Gradients = Sequence[Tensor | None]
-_Function = Callable[..., Any]
+from fedbn.core._layers import Gradients, Watch
+
 _WORTH_IT = 1_000_000
 
 
@@ -60,27 +62,61 @@ class Helpers:
         self._threads.shutdown(cancel_futures=True)
 
 
+@dataclass(frozen=True)
+class PlainSteps:
+    """Steps of plain SGD, pulled towards what was received as FedProx does.
+
+    Attributes:
+        lr: The learning rate.
+        mu: FedProx's strength.
+        received: What weights are pulled towards; others are not pulled.
+    """
+
+    lr: float
+    mu: float = 0.0
+    received: Mapping[Tensor, Tensor] = field(default_factory=dict)
+
+    def pull(self, weight: Tensor) -> None:
+        """Take the penalty's part of a step, which goes by the weight before the step."""
+        if weight in self.received and weight.grad is None:
+            weight.lerp_(self.received[weight], self.lr * self.mu)
+
+    def descend(self, weight: Tensor, gradient: Tensor, x: Tensor, half: int) -> None:
+        """Take the loss's part for half of a layer's outputs, by their gradient and the inputs.
+
+        There are always two halves, whoever computes them: products may depend on their shape.
+        """
+        rows, outputs = weight.tensor_split(2)[half], gradient.tensor_split(2, dim=1)[half]
+        rows.addmm_(outputs.t(), x, alpha=-self.lr)
+
+
 class Aside:
     """The training passes of one model, with weight gradients left to helpers where one is idle.
 
     Args:
         helpers: Who may help; None for nobody.
+
+    Attributes:
+        steps: How large dense weights take their steps by themselves; None to give gradients.
     """
 
     def __init__(self, helpers: Helpers | None = None):
+        self.steps: PlainSteps | None = None
         self._helpers = helpers
         self._passing = False
+        self._to_step: list[tuple[Tensor, Tensor, Tensor]] = []
         self._left: list[tuple[Gradients, Callable[[], Gradients], Future[Gradients]]] = []
 
     def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
         """Pass a batch through the model."""
-        with _Watch(self):
+        with Watch(self):
             found: Tensor = model(x)
         return found
 
     def backward(self, loss: Tensor) -> None:
-        """Compute all gradients, as `loss.backward()` does."""
+        """Compute all gradients, as `loss.backward()` does, but of weights that `step` sees to."""
         self._passing = True
+        self._to_step = []
         try:
             loss.backward()
         finally:
@@ -93,6 +129,37 @@ class Aside:
                 if parameter is not None and gradient is not None:
                     before = parameter.grad
                     parameter.grad = gradient if before is None else before + gradient
+
+    def step(self) -> None:
+        """Let the weights without a gradient take their steps."""
+        steps, todo, self._to_step = self.steps, self._to_step, []
+        if steps is None or not todo:
+            return
+        with torch.no_grad():
+            for weight in dict.fromkeys(weight for weight, _, _ in todo):
+                steps.pull(weight)
+
+        def descend(half: int) -> Gradients:
+            with torch.no_grad():  # each thread has a mode of its own
+                for weight, gradient, x in todo:
+                    steps.descend(weight, gradient, x, half)
+            return ()
+
+        if self._helpers is not None and self._helpers.idle:
+            second = self._helpers.submit(lambda: descend(1))
+            descend(0)
+            second.result()
+        else:
+            descend(0)
+            descend(1)
+
+    def leave_to_step(self, weight: Tensor, gradient: Tensor, x: Tensor) -> bool:
+        """Leave a dense weight to `step`, if it may be: after the pass, which still reads it."""
+        free = self._passing and not torch.is_grad_enabled()
+        if not free or self.steps is None or weight.numel() < _WORTH_IT:
+            return False
+        self._to_step.append((weight, gradient, x))
+        return True
 
     def compute(self, parameters: Gradients, work: Callable[[], Gradients]) -> Gradients:
         """Give the gradients of these parameters, or nothing for now if a helper sees to them."""
@@ -107,110 +174,3 @@ class Aside:
 def worth_it(model: nn.Module) -> bool:
     """Tell whether a model's weight gradients take long enough to hand them over."""
     return sum(parameter.numel() for parameter in model.parameters()) >= _WORTH_IT
-
-
-class _Watch(TorchFunctionMode):
-    """Puts our own functions in the place of convolutions and dense layers with weights."""
-
-    def __init__(self, aside: Aside):
-        super().__init__()
-        self._aside = aside
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        ours = _OURS.get(func)
-        if ours is None or not torch.is_grad_enabled():
-            return func(*args, **(kwargs or {}))
-        return ours(self._aside, func, args, kwargs or {})
-
-
-def _convolved(aside: Aside, func: _Function, args: Any, kwargs: Any) -> Any:
-    def usual(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: str | int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-    ) -> Any:
-        if isinstance(padding, str) or input.dim() != 4 or not _plain(weight, bias):
-            return func(*args, **kwargs)
-        pairs = (_pair(stride), _pair(padding), _pair(dilation))
-        return _apply(_Convolution, aside, input, weight, bias, *pairs, groups)
-
-    return usual(*args, **kwargs)
-
-
-def _multiplied(aside: Aside, func: _Function, args: Any, kwargs: Any) -> Any:
-    def usual(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        if input.dim() != 2 or input.is_mkldnn or not _plain(weight, bias):
-            return func(*args, **kwargs)
-        return _apply(_Dense, aside, input, weight, bias)
-
-    return usual(*args, **kwargs)
-
-
-def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
-    return function.apply(*args)
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, aside, x, weight, bias, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, weight)
-        ctx.aside, ctx.bias = aside, bias
-        ctx.geometry = (stride, padding, dilation, False, [0, 0], groups)
-        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-
-    @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        x, weight = ctx.saved_tensors
-        biased = ctx.bias is not None
-
-        def part(*mask: bool):  # type: ignore[no-untyped-def]
-            sizes = [len(weight)] if biased else None
-            return torch.ops.aten.convolution_backward(
-                gradient, x, weight, sizes, *ctx.geometry, mask
-            )
-
-        weights = ctx.aside.compute((weight, ctx.bias), lambda: part(False, True, biased)[1:])
-        inputs = part(True, False, False)[0] if ctx.needs_input_grad[1] else None
-        return None, inputs, weights[0], weights[1] if biased else None, None, None, None, None
-
-
-class _Dense(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, aside, x, weight, bias):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, weight)
-        ctx.aside, ctx.bias = aside, bias
-        return functional.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        x, weight = ctx.saved_tensors
-        biased = ctx.bias is not None
-
-        def part() -> Gradients:
-            return gradient.t().mm(x), gradient.sum(0) if biased else None
-
-        weights = ctx.aside.compute((weight, ctx.bias), part)
-        return None, gradient.mm(weight) if ctx.needs_input_grad[1] else None, *weights
-
-
-def _plain(weight: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether these are parameters whose gradients nobody else waits for."""
-    return all(
-        tensor.is_leaf
-        and tensor.requires_grad
-        and not tensor._backward_hooks
-        and not tensor._post_accumulate_grad_hooks
-        for tensor in (weight, bias)
-        if tensor is not None
-    )
-
-
-def _pair(value: int | Sequence[int]) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
-
-
-_OURS = {torch.conv2d: _convolved, functional.linear: _multiplied}

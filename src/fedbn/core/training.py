@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbn.core.aside import Aside
+from fedbn.core.aside import Aside, PlainSteps
 from fedbn.core.federation import Split
 from fedbn.core.groups import majority_accuracy
 from fedbn.core.layouts import Layout, as_usual
 from fedbn.core.method import Weighting
-from fedbn.core.penalties import DirectPenalty, Penalty
+from fedbn.core.penalties import DirectPenalty, Penalty, Proximal
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,8 @@ def local_train(
     direct = [p for p in penalties if isinstance(p, DirectPenalty)]
     by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
     forward, backward = (aside.outputs, aside.backward) if aside else (_outputs, Tensor.backward)
+    if aside:
+        aside.steps = plain_steps(training, penalties, shared, anchor)
     total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
     model.train()
     for index in batches(len(data), training.batch_size, steps, draws):
@@ -157,10 +159,28 @@ def local_train(
         for penalty in direct:
             penalty.add_gradient(shared, anchor)
         optimizer.step()
+        if aside:
+            aside.step()
         total += loss.detach() * len(y)
         seen += len(y)
     optimizer.zero_grad(set_to_none=True)
     return float(total) / seen
+
+
+def plain_steps(
+    training: Training,
+    penalties: Sequence[Penalty],
+    shared: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+) -> PlainSteps | None:
+    """How weights can take steps by themselves; None where the steps are not plain SGD's."""
+    if training.optimizer != "SGD" or training.optimizer_args:
+        return None
+    proximal = [penalty for penalty in penalties if type(penalty) is Proximal]
+    if len(proximal) != len(penalties):
+        return None
+    received = dict(zip(shared, anchor, strict=True)) if proximal else {}
+    return PlainSteps(training.lr, sum(penalty.mu for penalty in proximal), received)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Tensor:
