@@ -235,7 +235,23 @@ print(time.perf_counter() - begin, peak - data, peak)
     each.ours = [(many[1] - few[1]) / 45 / 1e6]
     whole = Row("50 digit clients, peak memory", "MB", ours=[many[2] / 1e6])
     slower = Row("50 clients against 5, time", "×", ours=[many[0] / few[0]], note="10 is linear")
-    return [each, whole, slower]
+    stacked = Row("1,000 clients of 5995-16-16-2", "MB", note="peak beside their data")
+    stacked.ours = [float(_run(_STACKED)) / 1e6]
+    return [each, whole, slower, stacked]
+
+
+_STACKED = """
+import resource
+from functools import partial
+from benchmarks.bench import Ours, vectors
+from fedbn.models.abide_net import abide_net
+federation = vectors(1000, 32, 5995)
+ours = Ours(federation, partial(abide_net, 2, (5995,)), engine="batched")
+for _ in range(2):
+    ours.round()
+data = sum(c.train.x.nbytes + next(iter(c.tests.values())).x.nbytes for c in federation.clients)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - data)
+"""
 
 
 def aggregation(peak: float) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import prod
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbn.core.federation import Client, Split
+from fedbn.core.packing import Pack
 from fedbn.core.penalties import Proximal
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
@@ -51,13 +52,27 @@ def stack_size(plan: Plan) -> int:
 
 
 def train_stack(
-    plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState
+    plan: Plan,
+    stack: Stack,
+    clients: Sequence[Client],
+    state: RunState,
+    local: Mapping[str, Pack],
 ) -> Iterator[Outcome]:
-    """Train a stack of clients for one round; an outcome each, in their order."""
+    """Train a stack of clients for one round; an outcome each, in their order.
+
+    Args:
+        plan: What to train.
+        stack: What they become.
+        clients: No more than the stack has room for.
+        state: Where they start from.
+        local: Where each one's new local part is put.
+    """
     stack.load(state.shared, [state.local[client.name] for client in clients])
     losses = _train(plan, stack, clients, state)
     for row, client in enumerate(clients):
-        yield examined(Update(client.name, *stack.packs(row), float(losses[row])))
+        own = local[client.name]
+        shared = stack.copy_out(row, own)
+        yield examined(Update(client.name, shared, own, float(losses[row])))
 
 
 def score_stack(
@@ -96,7 +111,7 @@ def _train(plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState)
         index = [next(order, None) for order in orders]
         if all(part is None for part in index):
             return total / seen
-        x, y, counts = _padded([client.train for client in clients], index)
+        x, y, counts = _padded(stack, [client.train for client in clients], index)
         optimizer.zero_grad(set_to_none=True)
         losses = _losses(stack.forward(x, _unequal(counts, x), training=True), y, counts)
         losses.sum().backward()
@@ -119,7 +134,7 @@ def _step(optimizer: torch.optim.Optimizer, stack: Stack, counts: Tensor) -> Non
 
 
 def _padded(
-    splits: Sequence[Split | None], index: Sequence[Tensor | slice | None]
+    stack: Stack, splits: Sequence[Split | None], index: Sequence[Tensor | slice | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bring a batch of each client together, padded with zeros to the largest, and their sizes."""
     parts = [
@@ -129,11 +144,14 @@ def _padded(
     counts = torch.tensor([0 if part is None else len(part[1]) for part in parts])
     first = next(part[0] for part in parts if part is not None)
     most = int(counts.max())
-    x = first.new_zeros(len(parts), most, *first.shape[1:])
+    x = stack.room(first, (len(parts), most, *first.shape[1:]))
     y = torch.zeros(len(parts), most, dtype=torch.int64)
     for row, part in enumerate(parts):
+        count = int(counts[row])
         if part is not None:
-            x[row, : len(part[1])], y[row, : len(part[1])] = part
+            x[row, :count], y[row, :count] = part
+        if count < most:
+            x[row, count:] = 0
     return x, y, counts
 
 
@@ -158,7 +176,8 @@ def _scores(stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
     predicted: list[list[Tensor]] = [[] for _ in splits]
     for begin in range(0, max(lengths), _SCORED_AT_ONCE):
         part = slice(begin, begin + _SCORED_AT_ONCE)
-        x, y, counts = _padded(splits, [part if begin < length else None for length in lengths])
+        index = [part if begin < length else None for length in lengths]
+        x, y, counts = _padded(stack, splits, index)
         outputs = stack.forward(x, _unequal(counts, x), training=False)
         loss += _losses(outputs, y, counts).double() * counts
         for row, count in enumerate(counts.tolist()):

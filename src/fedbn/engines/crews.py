@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 
 from fedbn.core.aside import Helpers
 from fedbn.core.federation import Client
+from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica, draws_random_numbers
 from fedbn.core.rounds import (
@@ -130,8 +131,11 @@ class Stacks:
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         """Train these clients for one round."""
+        # What lasts is made before anything that passes: it would settle in the large holes
+        # that stacks leave in the heap, and each next stack would need new ones.
+        local = {c.name: state.local[c.name].layout.zeros() for c in clients}
         for outcomes in self._pool.ordered(
-            lambda stack, some: self._train(stack, some, state), self._cut(clients)
+            lambda stack, some: self._train(stack, some, state, local), self._cut(clients)
         ):
             yield from outcomes
 
@@ -151,9 +155,11 @@ class Stacks:
     def _cut(self, clients: Sequence[Client]) -> list[Sequence[Client]]:
         return [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
 
-    def _train(self, stack: Stack, clients: Sequence[Client], state: RunState) -> list[Outcome]:
+    def _train(
+        self, stack: Stack, clients: Sequence[Client], state: RunState, local: Mapping[str, Pack]
+    ) -> list[Outcome]:
         try:
-            return list(train_stack(self._plan, stack, clients, state))
+            return list(train_stack(self._plan, stack, clients, state, local))
         except Exception:
             log.debug("a stack failed; its clients train one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)

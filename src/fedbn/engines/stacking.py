@@ -7,6 +7,7 @@ client's row is what the client would have computed alone, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,7 @@ class Stack:
         }
         self._tensors |= self.leaves
         self._layers = list(_layers(model))
+        self._room: Tensor | None = None
 
     @torch.no_grad()
     def load(self, shared: Pack, local: Sequence[Pack]) -> None:
@@ -78,13 +80,22 @@ class Stack:
             for row, pack in enumerate(local):
                 vectors[row] = pack.vectors[group]
 
-    def packs(self, row: int) -> tuple[Pack, Pack]:
-        """Copy one client's shared and local part out."""
-        shared, local = (
-            Pack(whole.layout, {g: v[row].clone() for g, v in whole.vectors.items()})
-            for whole in (self.shared, self.local)
-        )
-        return shared, local
+    def room(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Memory for a batch, with anything in it.
+
+        It is always the same: a batch of many megabytes in the heap would leave a hole that
+        something small and lasting settles in, once a stack.
+        """
+        size = prod(shape)
+        if self._room is None or self._room.dtype != like.dtype or len(self._room) < size:
+            with torch.inference_mode(False):  # training will use it too
+                self._room = torch.empty(size, dtype=like.dtype)
+        return self._room[:size].view(shape)
+
+    def copy_out(self, row: int, local: Pack) -> Pack:
+        """Copy one client's local part into a pack, and its shared part into a new one."""
+        local.copy_(Pack(local.layout, {g: v[row] for g, v in self.local.vectors.items()}))
+        return Pack(self.shared.layout, {g: v[row].clone() for g, v in self.shared.vectors.items()})
 
     def forward(self, x: Tensor, counts: Tensor | None, training: bool) -> Tensor:
         """Compute all clients' outputs.
