@@ -216,9 +216,10 @@ def dense(peak: float) -> list[Row]:
 def clients(peak: float) -> list[Row]:
     """Memory for one more client beside its data, and time from 5 to 50 clients."""
     code = """
-import resource, sys, time
+import sys, time
 from functools import partial
 from benchmarks.bench import Ours, pictures
+from benchmarks.measuring import peak_memory
 from fedbn.models.digit_cnn import digit_cnn
 federation = pictures(int(sys.argv[1]), 64, 4, 28)
 ours = Ours(federation, partial(digit_cnn, 10, (3, 28, 28)))
@@ -227,8 +228,7 @@ for _ in range(3):  # until what the threads hold at once has been at its most
 begin = time.perf_counter()
 ours.round()
 data = sum(c.train.x.nbytes + next(iter(c.tests.values())).x.nbytes for c in federation.clients)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(time.perf_counter() - begin, peak - data, peak)
+print(time.perf_counter() - begin, peak_memory() - data, peak_memory())
 """
     few, many = ([float(v) for v in _run(code, str(n)).split()] for n in (5, 50))
     each = Row("one more digit client, memory", "MB", note="beside its data")
@@ -241,16 +241,16 @@ print(time.perf_counter() - begin, peak - data, peak)
 
 
 _STACKED = """
-import resource
 from functools import partial
 from benchmarks.bench import Ours, vectors
+from benchmarks.measuring import peak_memory
 from fedbn.models.abide_net import abide_net
 federation = vectors(1000, 32, 5995)
 ours = Ours(federation, partial(abide_net, 2, (5995,)), engine="batched")
 for _ in range(2):
     ours.round()
 data = sum(c.train.x.nbytes + next(iter(c.tests.values())).x.nbytes for c in federation.clients)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - data)
+print(peak_memory() - data)
 """
 
 
@@ -325,19 +325,23 @@ ROWS: dict[str, Callable[[float], list[Row]]] = {
 
 def main() -> None:
     chosen = sys.argv[1:] or list(ROWS)
-    before = roofline(cores())
-    print(f"{machine()}\nroofline {before:.0f} GFLOP/s on {cores()} cores (a 5×5 convolution)\n")
-    print(f"{'':34} {'plain':>9} {'ours':>9}  {'unit':12} ratio")
+    peaks = []
     rows: list[Row] = []
+    print(f"{machine()}\n\n{'':34} {'plain':>9} {'ours':>9}  {'unit':12} ratio")
     for name in chosen:
-        for row in ROWS[name](before):
+        peaks.append(roofline(cores()))  # anew for each, because machines are not steady
+        for row in ROWS[name](peaks[-1]):
             rows.append(row)
             print(row, flush=True)
-    after = roofline(cores())
-    print(f"\nroofline afterwards {after:.0f} GFLOP/s: how quiet the machine was")
+    peaks.append(roofline(cores()))
+    told = ", ".join(f"{peak:.0f}" for peak in peaks)
+    print(
+        f"\nroofline of {cores()} cores (a 5×5 convolution), before each and at the end, GFLOP/s:"
+    )
+    print(told)
     found = {
         "machine": machine(),
-        "roofline_gflops": [before, after],
+        "roofline_gflops": peaks,
         "rows": [{**asdict(row), "ratios": row.ratios if row.plain else []} for row in rows],
     }
     Path("benchmarks/results.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

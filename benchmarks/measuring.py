@@ -83,6 +83,16 @@ def roofline(cores: int) -> float:
     return sum(done) * flops / 2 / 1e9
 
 
+def peak_memory() -> int:
+    """The most bytes this process held at once.
+
+    Not `ru_maxrss`, which a process inherits from the one that started it.
+    """
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
 def machine() -> dict[str, object]:
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = next(
