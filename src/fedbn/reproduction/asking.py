@@ -43,7 +43,7 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
     """
     where, settings = str(entry.file), list(settings)
     for key in (setting.split("=")[0].strip() for setting in settings):
-        if key.split(".")[0] in _OF_THE_FILE:
+        if key.split(".")[0] in _OF_THE_FILE and not key.startswith("reproduce.options."):
             raise ConfigError(
                 f"--set {key}: belongs to the item's file. Copy {where}, change it there, and run "
                 f"`fedbn reproduce COPY.toml`"
