@@ -114,7 +114,7 @@ def evaluation(peak: float) -> list[Row]:
 
 
 def sweep(peak: float) -> list[Row]:
-    """Four plans in worker processes, two side by side."""
+    """Four plans in worker processes, as many side by side as there are cores."""
     federation, build = pictures(5, 743, 16, 28), partial(digit_cnn, 10, (3, 28, 28))
     row = Row("digits, sweep of 4 plans", "s a run-round")
     with (
@@ -132,7 +132,7 @@ def sweep(peak: float) -> list[Row]:
 def _sweep_seconds(folder: Path, count: int, rounds: int = 4) -> float:
     """Seconds a run-round: from a run's first round to its last, checkpoints and all.
 
-    Two runs are side by side, so a run-round takes half of what lies between two rounds of a run.
+    Runs are side by side, so a run-round takes a share of what lies between two rounds of a run.
     What a run needs to begin is in the row of the first round.
     """
     from fedbn.experiments.loading import checked
@@ -150,6 +150,7 @@ def _sweep_seconds(folder: Path, count: int, rounds: int = 4) -> float:
     }
     experiment, planner, run = checked(raw), Planner(), RunFolder(folder / f"run-{count}")
     times: dict[object, list[float]] = {}
+    beside = min(cores(), len(raw["methods"]) * len(raw["seeds"]))
     run.begin(raw)
     start(
         experiment,
@@ -161,10 +162,10 @@ def _sweep_seconds(folder: Path, count: int, rounds: int = 4) -> float:
             if event.kind == "round"
             else None
         ),
-        workers=2,
+        workers=beside,
     )
     between = [(ends[-1] - ends[0]) / (len(ends) - 1) for ends in times.values()]
-    return sum(between) / len(between) / 2
+    return sum(between) / len(between) / beside
 
 
 def _save_npz(federation: Federation, folder: Path) -> None:

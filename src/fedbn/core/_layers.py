@@ -15,13 +15,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 Gradients = Sequence[Tensor | None]
+Work = Callable[[], Gradients]
 _Function = Callable[..., Any]
 
 
 class Beside(Protocol):
     """Who sees to the gradients of weights."""
 
-    def compute(self, parameters: Gradients, work: Callable[[], Gradients]) -> Gradients:
+    def compute(self, parameters: Gradients, work: Work) -> Gradients:
         """Give the gradients of these parameters, or nothing for now if somebody sees to them."""
 
     def leave_to_step(self, weight: Tensor, gradient: Tensor, x: Tensor) -> bool:
@@ -107,16 +108,10 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        biased = ctx.bias is not None
-
-        stepped = ctx.aside.leave_to_step(weight, gradient, x)
-
-        def part() -> Gradients:
-            product = None if stepped else gradient.t().mm(x)
-            return product, gradient.sum(0) if biased else None
-
-        weights = part() if stepped else ctx.aside.compute((weight, ctx.bias), part)
-        return None, gradient.mm(weight) if ctx.needs_input_grad[1] else None, *weights
+        product, sums = None, None if ctx.bias is None else gradient.sum(0)
+        if not ctx.aside.leave_to_step(weight, gradient, x):
+            (product,) = ctx.aside.compute((weight,), lambda: (gradient.t().mm(x),))
+        return None, gradient.mm(weight) if ctx.needs_input_grad[1] else None, product, sums
 
 
 def _plain(weight: Tensor, bias: Tensor | None) -> bool:

@@ -13,15 +13,16 @@ written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fedbn.core._layers import Gradients, Watch
+from fedbn.core._layers import Gradients, Watch, Work
 
 _WORTH_IT = 1_000_000
 
@@ -53,9 +54,10 @@ class Helpers:
         """Whether a core is free."""
         return self._busy < self._cores
 
-    def submit(self, work: Callable[[], Gradients]) -> Future[Gradients]:
-        """Have some work done."""
-        return self._threads.submit(work)
+    def submit(self, work: Work) -> Work:
+        """Have some work done; gives what waits for its result, or does it if nobody began."""
+        future = self._threads.submit(work)
+        return lambda: work() if future.cancel() else future.result()
 
     def close(self) -> None:
         """End the threads."""
@@ -105,7 +107,7 @@ class Aside:
         self._helpers = helpers
         self._passing = False
         self._to_step: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._left: list[tuple[Gradients, Callable[[], Gradients], Future[Gradients]]] = []
+        self._left: list[tuple[Gradients, Work]] = []
 
     def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
         """Pass a batch through the model."""
@@ -122,10 +124,8 @@ class Aside:
         finally:
             self._passing = False
             left, self._left = self._left, []
-        for parameters, work, future in left:  # in the pass's order, which is fixed
-            # What nobody has begun is done here.
-            gradients = work() if future.cancel() else future.result()
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+        for parameters, finish in left:  # in the pass's order, which is fixed
+            for parameter, gradient in zip(parameters, finish(), strict=True):
                 if parameter is not None and gradient is not None:
                     before = parameter.grad
                     parameter.grad = gradient if before is None else before + gradient
@@ -145,30 +145,48 @@ class Aside:
                     steps.descend(weight, gradient, x, half)
             return ()
 
+        second: Work = partial(descend, 1)
         if self._helpers is not None and self._helpers.idle:
-            second = self._helpers.submit(lambda: descend(1))
-            descend(0)
-            second.result()
-        else:
-            descend(0)
-            descend(1)
+            second = self._helpers.submit(second)
+        descend(0)
+        second()
 
     def leave_to_step(self, weight: Tensor, gradient: Tensor, x: Tensor) -> bool:
         """Leave a dense weight to `step`, if it may be: after the pass, which still reads it."""
-        free = self._passing and not torch.is_grad_enabled()
-        if not free or self.steps is None or weight.numel() < _WORTH_IT:
+        if not self._ours or self.steps is None or weight.numel() < _WORTH_IT:
             return False
         self._to_step.append((weight, gradient, x))
         return True
 
-    def compute(self, parameters: Gradients, work: Callable[[], Gradients]) -> Gradients:
+    def compute(self, parameters: Gradients, work: Work) -> Gradients:
         """Give the gradients of these parameters, or nothing for now if a helper sees to them."""
-        # With gradients enabled somebody wants to differentiate this pass again.
-        free = self._passing and not torch.is_grad_enabled()
-        if not free or self._helpers is None or not self._helpers.idle:
+        if not self._ours or self._helpers is None or not self._helpers.idle:
             return work()
-        self._left.append((parameters, work, self._helpers.submit(work)))
+        self._left.append((parameters, self._helpers.submit(work)))
         return [None] * len(parameters)
+
+    @property
+    def _ours(self) -> bool:
+        """Whether this is `backward`'s pass; with gradients enabled it will be differentiated."""
+        return self._passing and not torch.is_grad_enabled()
+
+
+class Plainly:
+    """The training passes of one model as torch does them."""
+
+    steps: PlainSteps | None = None
+
+    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Pass a batch through the model."""
+        found: Tensor = model(x)
+        return found
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute all gradients."""
+        loss.backward()
+
+    def step(self) -> None:
+        """No weight takes steps by itself."""
 
 
 def worth_it(model: nn.Module) -> bool:

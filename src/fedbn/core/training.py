@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedbn.core.aside import Aside, PlainSteps
+from fedbn.core.aside import Aside, Plainly, PlainSteps
 from fedbn.core.federation import Split
 from fedbn.core.groups import majority_accuracy
 from fedbn.core.layouts import Layout, as_usual
@@ -141,9 +141,8 @@ def local_train(
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in penalties if isinstance(p, DirectPenalty)]
     by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
-    forward, backward = (aside.outputs, aside.backward) if aside else (_outputs, Tensor.backward)
-    if aside:
-        aside.steps = plain_steps(training, penalties, shared, anchor)
+    passes = aside or Plainly()
+    passes.steps = plain_steps(training, penalties, shared, anchor)
     total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
     model.train()
     for index in batches(len(data), training.batch_size, steps, draws):
@@ -151,16 +150,15 @@ def local_train(
         if data.augment is not None:
             x = data.augment(x, draws)
         optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(forward(model, layout(x)), y)
+        loss = objective.loss(passes.outputs(model, layout(x)), y)
         whole = loss
         for penalty in by_graph:
             whole = whole + penalty.value(shared, anchor)
-        backward(whole)
+        passes.backward(whole)
         for penalty in direct:
             penalty.add_gradient(shared, anchor)
         optimizer.step()
-        if aside:
-            aside.step()
+        passes.step()
         total += loss.detach() * len(y)
         seen += len(y)
     optimizer.zero_grad(set_to_none=True)
@@ -181,11 +179,6 @@ def plain_steps(
         return None
     received = dict(zip(shared, anchor, strict=True)) if proximal else {}
     return PlainSteps(training.lr, sum(penalty.mu for penalty in proximal), received)
-
-
-def _outputs(model: nn.Module, x: Tensor) -> Tensor:
-    found: Tensor = model(x)
-    return found
 
 
 def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
