@@ -247,3 +247,24 @@ def test_an_ascii_terminal_still_gets_its_table(processes: Processes, tmp_path: 
     answer = processes.run("run", "--help", cwd=tmp_path, env=env)
     assert answer.code == 0, answer.err
     assert os.environ.get("PYTHONIOENCODING") != "ascii"
+
+
+@pytest.mark.parametrize(("workers", "said"), [(1, False), (2, True)])
+def test_runs_that_go_side_by_side_are_said_to(
+    workers: int, said: bool, sites: Path, tmp_path: Path
+) -> None:
+    asked = (
+        "--model",
+        "mlp",
+        "--rounds",
+        1,
+        "--seed",
+        0,
+        "--method",
+        "fedavg",
+        "--method",
+        "fedbn",
+    )
+    answer = call("run", "--data", sites, *asked, "--workers", workers, cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert ("2 runs, 2 side by side, one core each" in answer.err) is said

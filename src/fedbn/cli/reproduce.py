@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedbn.cli.options import Workers
+
 _EXAMPLES = """[bold]Examples[/bold]
 
 fedbn reproduce --list
@@ -46,15 +48,7 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="The folder for what comes out; with all, the one above.")
     ] = None,
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1024,
-            envvar="FEDBN_WORKERS",
-            help="Cores to use, 0 for all; changes no result.",
-        ),
-    ] = 0,
+    workers: Workers = None,
 ) -> None:
     """Get a table or figure of the paper, with the paper's numbers beside ours."""
     from fedbn.cli import reproducing
@@ -65,5 +59,5 @@ def reproduce(
     elif name is None:
         raise ConfigError("reproduce: no item; `fedbn reproduce --list` names them")
     else:
-        order = reproducing.Order(scale, seed or [], set_ or [], from_, out, workers)
+        order = reproducing.Order(scale, seed or [], set_ or [], from_, out, workers or 0)
         reproducing.reproduce_all(name, order)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedbn.cli.options import Log, Workers
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -16,21 +18,8 @@ def add_to(app: typer.Typer) -> None:
 
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
-    workers: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1024,
-            envvar="FEDBN_WORKERS",
-            help="Cores to use, 0 for what the run was begun with; changes no result.",
-        ),
-    ] = 0,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TRACKER", help="tensorboard, mlflow or module:callable; may be repeated."
-        ),
-    ] = None,
+    workers: Workers = None,
+    log: Log = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
@@ -40,5 +29,5 @@ def resume(
     folder = RunFolder(run)
     raw = folder.read_request()
     where = str(folder.config if folder.config.exists() else folder.request)
-    if not launch(folder, raw, where=where, as_json=json, workers=workers, log=log or []):
+    if not launch(folder, raw, where=where, as_json=json, workers=workers or 0, log=log or []):
         print(f"{folder.path} was finished already; nothing to do", file=sys.stderr)

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbn.cli.options import Log, Workers
+
 _EXAMPLES = """[bold]Examples[/bold]
 
 fedbn run                                         four methods on the embedded digits
@@ -47,21 +49,8 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; made, must be empty.")] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=1024,
-            envvar="FEDBN_WORKERS",
-            help="Cores to use, 0 for all; changes no result.",
-        ),
-    ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TRACKER", help="tensorboard, mlflow or module:callable; may be repeated."
-        ),
-    ] = None,
+    workers: Workers = None,
+    log: Log = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, run nothing.")
     ] = False,

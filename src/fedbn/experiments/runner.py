@@ -96,7 +96,10 @@ def run_jobs(
         whole.hear(event)
 
     on_cpu = all(job.setting.experiment.training.device == "cpu" for job in left)
-    if min(workers, len(left)) > 1 and on_cpu:
+    beside = min(workers, len(left))
+    if beside > 1 and on_cpu:
+        text = f"{len(left)} runs, {beside} side by side, one core each"
+        tell(Event("note", left[0].key, text=text))
         run_side_by_side(left, folder, tell, workers, stop)
     else:
         for job in left:
