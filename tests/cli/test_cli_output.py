@@ -267,4 +267,4 @@ def test_runs_that_go_side_by_side_are_said_to(
     )
     answer = call("run", "--data", sites, *asked, "--workers", workers, cwd=tmp_path)
     assert answer.code == 0, answer.err
-    assert ("2 runs, 2 side by side, one core each" in answer.err) is said
+    assert ("2 runs, 2 side by side, one core each" in answer.err.splitlines()) is said

@@ -44,7 +44,7 @@ class Following:
     def _begun(self, job: Key) -> Tracking:
         def tell(text: str) -> None:
             again = f"`fedbn resume {self._folder.path} --log ...` logs the whole run later"
-            self._progress(Event("note", job, text=f"{text}; {again}"))
+            self._progress(Event("note", job, text=f"{text}; {again}", whole=True))
 
         config = self._folder.read_request()
         return Tracking(self._make, self._folder, config, self.jobs, tell)

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fedbn.cli.output import printable
-from fedbn.cli.progress import Clock, job_name
+from fedbn.cli.progress import Clock, job_name, remark
 from fedbn.experiments.events import Event, Key
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class LiveView:
     def __call__(self, event: Event) -> None:
         """Take an event into the picture."""
         if event.kind == "note":
-            text = printable(f"{job_name(event)}: {event.text}")
-            self._console.print(text, markup=False, highlight=False)
+            self._console.print(printable(remark(event)), markup=False, highlight=False)
         self.picture.hear(event)
 
     def close(self) -> None:

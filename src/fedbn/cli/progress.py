@@ -44,7 +44,7 @@ class Lines:
         """Print a line, or wait for a later event."""
         self._clock.hear(event)
         if event.kind == "note":
-            _print(f"{job_name(event)}: {event.text}")
+            _print(remark(event))
         elif event.kind == "done":
             _print(f"{job_name(event)}: done ({self._clock.text()})")
         elif event.kind == "round" and time.monotonic() - self._told > _QUIET_SECONDS:
@@ -83,6 +83,11 @@ def job_name(event: Event) -> str:
     """What a job is called on the screen."""
     method, setting, seed = event.job
     return f"{method} seed {seed}" + ("" if setting == "default" else f" {setting}")
+
+
+def remark(event: Event) -> str:
+    """A remark, with the job that it is about."""
+    return event.text if event.whole else f"{job_name(event)}: {event.text}"
 
 
 def _numbers(event: Event) -> str:

@@ -25,6 +25,7 @@ class Event:
         round: Rounds done.
         rounds: Rounds in all.
         text: The remark, or the error's line.
+        whole: Whether the remark is about the whole run, and not about this job.
         exit_code: The failure's exit code.
         records: The round's numbers.
     """
@@ -34,6 +35,7 @@ class Event:
     round: int = 0
     rounds: int = 0
     text: str = ""
+    whole: bool = False
     exit_code: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
 

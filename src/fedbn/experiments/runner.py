@@ -66,7 +66,7 @@ def start(
         folder.commit(config, environment)
     folder.request.unlink(missing_ok=True)
     for text in notes:
-        listener(Event("note", todo[0].key, text=text))
+        listener(Event("note", todo[0].key, text=text, whole=True))
     count = workers or experiment.workers or cores()
     return run_jobs(todo, planner, folder, listener, workers=count, stop=stop)
 
@@ -99,7 +99,7 @@ def run_jobs(
     beside = min(workers, len(left))
     if beside > 1 and on_cpu:
         text = f"{len(left)} runs, {beside} side by side, one core each"
-        tell(Event("note", left[0].key, text=text))
+        tell(Event("note", left[0].key, text=text, whole=True))
         run_side_by_side(left, folder, tell, workers, stop)
     else:
         for job in left:
