@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedbn.data._view import survey
-from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.loading import checked
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.reproduction.item import Cell, Outcome, Request, Row, Table
+from fedbn.reproduction.options import options_of, refused
 from fedbn.results.data_figure import draw_data
 
 DEFAULTS: dict[str, Any] = {"samples": 100, "examples": 10, "also": []}
@@ -38,20 +38,10 @@ def reproduce(request: Request) -> Outcome:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    for key in given:
-        if key not in DEFAULTS:
-            legal = [f"reproduce.options.{name}" for name in DEFAULTS]
-            raise ConfigError(unknown("key", f"reproduce.options.{key}", legal))
-    found = {**DEFAULTS, **given}
-    for key in ("samples", "examples"):
-        value = found[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(
-                f"reproduce.options.{key} = {value!r}: legal are whole numbers from 1"
-            )
+    found = options_of(given, DEFAULTS, counts=("samples", "examples"))
     also = found["also"]
     if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
-        raise ConfigError(f"reproduce.options.also = {also!r}: legal is a list of data sets' names")
+        raise refused("also", also, "legal is a list of data sets' names")
     return found
 
 

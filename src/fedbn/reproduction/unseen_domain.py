@@ -26,11 +26,11 @@ from fedbn.core.federation import Client, Federation
 from fedbn.core.rounds import initial_state
 from fedbn.core.training import evaluate
 from fedbn.engines.embedded import run
-from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.jobs import Recorder
 from fedbn.experiments.loading import checked
 from fedbn.experiments.sources import load_federation
 from fedbn.reproduction.item import Cell, Outcome, Request, Row, Table
+from fedbn.reproduction.options import options_of, refused
 from fedbn.reproduction.study import studied
 from fedbn.reproduction.trained import label
 from fedbn.runs import checkpoints
@@ -48,7 +48,7 @@ Scores = dict[tuple[str, str], dict[str, list[float]]]
 
 def reproduce(request: Request) -> Outcome:
     """Train the federation, then bring the new clients."""
-    options = _options(request.options)
+    options = options_of(request.options, DEFAULTS, counts=("join_rounds",))
     newcomers = _newcomers(options["new"])
     raw = {key: value for key, value in request.experiment.items() if key != "reproduce"}
     study = studied(request, request.train(raw, Path("run")))
@@ -84,25 +84,9 @@ def join(trained: Trained, client: Client, rounds: int, place: Path, workers: in
     return replace(trained, plan=plan, state=state, adapted={}, source=None, facts=None)
 
 
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    for key in given:
-        if key not in DEFAULTS:
-            legal = [f"reproduce.options.{name}" for name in DEFAULTS]
-            raise ConfigError(unknown("key", f"reproduce.options.{key}", legal))
-    found = {**DEFAULTS, **given}
-    rounds = found["join_rounds"]
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        raise ConfigError(
-            f"reproduce.options.join_rounds = {rounds!r}: legal are whole numbers from 1"
-        )
-    return found
-
-
 def _newcomers(options: Any) -> Federation:
     if not isinstance(options, Mapping):
-        raise ConfigError(
-            f"reproduce.options.new = {options!r}: legal is a table of options of morpho_mnist"
-        )
+        raise refused("new", options, "legal is a table of options of morpho_mnist")
     section = checked({"data": {"name": "morpho_mnist", **options}}, "reproduce.options.new").data
     return load_federation(section)
 
