@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import RAW, Bench, FakeGrid
 from flwr.app import RecordDict
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 
 from fedbn.engines.flower import wire
 from fedbn.engines.flower.codec import KEY
@@ -19,7 +19,7 @@ from fedbn.engines.flower.roster import Expected
 from fedbn.errors import ConfigError, DataError, Interrupted
 from fedbn.experiments.loading import checked
 from fedbn.experiments.settings import jobs
-from fedbn.runs import checkpoints
+from fedbn.runs import checkpoints, metrics
 
 LONG = {**RAW, "training": {"rounds": 4, "local_steps": 2}}
 
@@ -135,6 +135,31 @@ def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) ->
     assert costs[3].sources["photo"] == "disk"
     back = [m for s, m, a in grid.log if s == "photo" and wire.SHARED in a.content][-1]
     assert wire.get(back.content, wire.Order, wire.SHARED).since == 1
+
+
+def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
+    bench: Bench,
+) -> None:
+    grid = bench.grid()
+    costs = []
+
+    def cost(plan, one):
+        costs.append(one)
+        grid.away = {"photo"}
+
+    folder = bench.run(grid, LONG, costs=cost)
+    assert [sorted(one.sources) for one in costs] == [["photo", "plain"], *[["plain"]] * 3]
+    assert bench.notes().count("photo is left out: not connected") >= 1
+    told = [(r["client"], r["round"], r["metric"]) for r in metrics.read(folder.metrics)]
+    assert {round for client, round, _ in told if client == "plain"} == {1, 2, 3, 4}
+    later = [(round, metric) for client, round, metric in told if client == "photo" and round > 1]
+    assert later == [(2, "refused"), (3, "refused"), (4, "refused")]
+    _, newest = checkpoints.rounds(folder.job(*jobs(checked(LONG))[0].key))[0]
+    shared = load_file(newest / "shared.safetensors")
+    last = [a for s, _, a in grid.log if s == "plain" and wire.SHARED in a.content][-1]
+    for name, value in load(last.content[wire.SHARED][KEY].data).items():
+        assert torch.equal(shared[name], value)  # the mean of one
+    assert list((bench.root / "sites" / "photo").rglob("photo.safetensors"))
 
 
 def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedbn.cli.using import Method, Seed, Setting, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,15 +45,13 @@ def report(
     form: Annotated[
         Form | None, typer.Option("--format", help="html, or md for Markdown without drawings.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Whose models to look into; fedbn unless given.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of which seed; the first unless given.")] = None,
-    setting: Annotated[
-        str | None, typer.Option(help="Of which setting; the first unless given.")
-    ] = None,
+    method: Method = None,
+    seed: Seed = None,
+    setting: Setting = None,
 ) -> None:
     """Write a report that needs nothing beside itself: results, curves, what is shared, examples.
+
+    Method, seed and setting say whose models it looks into; the tables have all.
 
     What a run does not have (it is not finished, its data is gone) is left out, and said.
     """
@@ -64,7 +63,7 @@ def report(
     content, left_out = _made(runs, chosen, method, seed, setting)
     _write(file, content)
     for text in left_out:
-        print(printable(text), file=sys.stderr)
+        say(text)
     print(printable(f"{file} ({len(content) / 1e6:.2f} MB)"))
 
 
