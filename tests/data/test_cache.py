@@ -1,5 +1,8 @@
 import json
 import logging
+import os
+import pwd
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 
 from fedbn.data import _cache
 from fedbn.data._cache import cached, fingerprint
+from fedbn.errors import DataError
 
 KEY = {"option": 1}
 
@@ -108,10 +112,51 @@ def test_a_fingerprint_changes_with_the_file(tmp_path: Path):
     file, folder = tmp_path / "a.bin", tmp_path / "many"
     folder.mkdir()
     file.write_bytes(b"1")
-    before = fingerprint([file, folder])
+    before = fingerprint([file]), fingerprint([folder])
     file.write_bytes(b"12")
     (folder / "new").write_bytes(b"1")
-    after = fingerprint([file, folder])
+    after = fingerprint([file]), fingerprint([folder])
     assert before[0] != after[0]
     assert before[1] != after[1]
-    assert fingerprint([file, folder]) == after
+    assert (fingerprint([file]), fingerprint([folder])) == after
+
+
+def test_other_content_of_the_same_name_size_and_time_is_another_fingerprint(tmp_path: Path):
+    prints = []
+    for content in (b"one", b"two"):
+        file = tmp_path / "a.bin"
+        file.write_bytes(content)
+        os.utime(file, ns=(10**18, 10**18))
+        prints.append(fingerprint([file]))
+    assert prints[0]["places"] == prints[1]["places"]
+    assert prints[0]["sha256"] != prints[1]["sha256"]
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "a.bin"
+    file.write_bytes(b"1")
+    first = fingerprint([file])
+    monkeypatch.setattr(_cache, "_contents", None)  # would be called to read it
+    assert fingerprint([file]) == first
+
+
+def test_a_user_without_a_home_has_a_cache_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As for a container's random user: no HOME, and no entry in the list of users."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("FEDBN_DATA")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cached("set", KEY, Maker())
+    (own,) = tmp_path.glob("fedbn-*")
+    assert list(own.rglob("x.npy"))
+    assert own.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(os, "getuid", lambda: own.stat().st_uid + 1)
+    (tmp_path / f"fedbn-{os.getuid()}").mkdir()
+    with pytest.raises(DataError, match="let HOME or FEDBN_DATA name a folder"):
+        cached("set", KEY, Maker())

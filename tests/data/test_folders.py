@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -96,6 +100,27 @@ def test_the_cache_gives_the_same_pixels(own, data_folder):
     assert not list(data_folder.rglob("x.npy"))
     assert [folders(str(own), cache=True).fingerprint() for _ in range(2)] == [plain, plain]
     assert list(data_folder.rglob("x.npy"))
+
+
+def test_the_cache_keeps_sites_apart_whose_files_have_names_sizes_and_times_in_common(own):
+    parts = [f"{part}/{label}" for part in ("train", "test") for label in "xy"]
+    make(own, {f"{site}/{part}": 2 for site in "ab" for part in parts})
+    for file in own.rglob("*.png"):
+        Image.open(file).save(file.with_suffix(".bmp"))
+        file.unlink()
+        os.utime(file.with_suffix(".bmp"), ns=(10**18, 10**18))
+    assert folders(str(own), cache=True).fingerprint() == folders(str(own)).fingerprint()
+
+
+def test_an_entry_that_knows_only_names_sizes_and_times_is_not_believed(own, data_folder):
+    make(own, {"a/train/x": 2, "a/train/y": 2, "a/test/x": 1, "a/test/y": 1})
+    files = [own / "a" / "train" / label / f"{n:02}.png" for label in "xy" for n in range(2)]
+    known = [[f.name, 1, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    text = json.dumps({"pixels": 1, "size": 8, "files": known}, sort_keys=True)
+    entry = data_folder / ".cache" / "folders" / hashlib.sha256(text.encode()).hexdigest()[:20]
+    entry.mkdir(parents=True)
+    np.save(entry / "x.npy", np.full((4, 3, 8, 8), 255, np.uint8))
+    assert folders(str(own), cache=True).fingerprint() == folders(str(own)).fingerprint()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 An entry lies in `.cache/NAME/KEY` below the data root, or below `~/.cache/fedbn` where the data
 root is read-only; where neither can be written, the arrays are made anew each time. The key is a
-hash of everything that the arrays depend on, so a changed option or source file is another entry
-and nothing is ever out of date.
+hash of everything that the arrays depend on, contents of source files included, so a changed option
+or source file is another entry and nothing is ever out of date.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbn.data._info import data_root
+from fedbn.data._info import data_root, home
+from fedbn.errors import DataError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -50,25 +52,53 @@ def cached(name: str, depends_on: Mapping[str, object], make: Callable[[], Array
     for folder in _folders():
         if _write(folder / entry, arrays, text):
             return _read(folder / entry) or arrays
-    _warn_once(f"no cache: {' and '.join(map(str, _folders()))} cannot be written; {name} is kept"
-               " in memory and made anew each time")  # fmt: skip
+    _warn_once(f"no cache: {' and '.join(map(str, _folders()))} cannot be written; what is prepared"
+               " is kept in memory and made anew each time")  # fmt: skip
     return arrays
 
 
-def fingerprint(paths: Iterable[Path]) -> list[list[object]]:
-    """Describe files by name, size and time of change; a folder by those of its files."""
-    return [[path.name, *_state(path)] for path in paths]
+def fingerprint(paths: Iterable[Path]) -> dict[str, object]:
+    """Describe files by where they lie and what they hold; a folder by the files in it.
+
+    The hash of the contents is kept in the cache: files of the same path, inode, size and times
+    are not read again. Names and times alone would not do: sites unpacked from archives may have
+    them in common.
+    """
+    files = [file for path in paths for file in _files(path)]
+    homes = {parent: parent.resolve() for parent in {file.parent for file in files}}
+    places = [str(_place(file, homes[file.parent])) for file in files]
+    states = [_state(file) for file in files]
+    made = cached("contents", {"places": places, "states": states}, lambda: _contents(files))
+    return {"places": places, "sha256": made["sha256"].tobytes().hex()}
 
 
-def _state(path: Path) -> tuple[int, int, int]:
-    stats = [entry.stat() for entry in os.scandir(path)] if path.is_dir() else [path.stat()]
-    latest = max((stat.st_mtime_ns for stat in stats), default=0)
-    return len(stats), sum(stat.st_size for stat in stats), latest
+def _files(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def _place(file: Path, home: Path) -> Path:
+    return file.resolve() if file.is_symlink() else home / file.name
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    stat = file.stat()
+    # The time of the inode's change too: a copy over a file can keep all the others.
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _contents(files: Iterable[Path]) -> Arrays:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return {"sha256": np.frombuffer(digest.digest(), np.uint8)}
 
 
 def _folders() -> list[Path]:
-    own = Path.home() / ".cache" / "fedbn" / ".cache"
-    return list(dict.fromkeys([data_root() / ".cache", own]))
+    found = [data_root() / ".cache"]
+    with contextlib.suppress(DataError):  # no home is no matter where there is a data root
+        found.append(home() / ".cache" / "fedbn" / ".cache")
+    return list(dict.fromkeys(found))
 
 
 def _read(entry: Path) -> Arrays | None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from fedbn.data._info import home
 from fedbn.errors import ConfigError, DataError
 
 CELL = 96
@@ -128,10 +129,9 @@ def _matplotlib() -> Path:
 
 
 def _system() -> list[Path]:
-    home = Path.home()
     if sys.platform == "win32":
         return [Path(os.environ.get("WINDIR", "C:/Windows")) / "Fonts"]
     if sys.platform == "darwin":
-        return [Path("/System/Library/Fonts"), Path("/Library/Fonts"), home / "Library/Fonts"]
+        return [Path("/System/Library/Fonts"), Path("/Library/Fonts"), home() / "Library/Fonts"]
     shared = [Path("/usr/share/fonts"), Path("/usr/local/share/fonts")]
-    return [*shared, home / ".fonts", home / ".local/share/fonts"]
+    return [*shared, home() / ".fonts", home() / ".local/share/fonts"]

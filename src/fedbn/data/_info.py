@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from fedbn.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -38,4 +41,23 @@ class Info:
 
 def data_root() -> Path:
     """The folder for data: `FEDBN_DATA`, or a cache folder in the user's home."""
-    return Path(os.environ.get("FEDBN_DATA") or Path.home() / ".cache" / "fedbn")
+    return Path(os.environ.get("FEDBN_DATA") or home() / ".cache" / "fedbn")
+
+
+def home() -> Path:
+    """The user's home; a folder among the temporary ones for a container's user who has none.
+
+    Raises:
+        DataError: Where somebody else made that folder, who could put anything into it.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        folder = Path(tempfile.gettempdir()) / f"fedbn-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid == os.getuid():
+            return folder
+        raise DataError(
+            f"{folder}: belongs to somebody else, and this user has no home; "
+            "let HOME or FEDBN_DATA name a folder"
+        ) from None
