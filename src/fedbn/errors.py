@@ -5,7 +5,7 @@ FedbnError               1    the run failed
 ├── ConfigError          3    a wrong value from a flag, `--set` or TOML
 │   └── ModelError       3    a model that does not fit the method or the data
 ├── DataError            4    data that cannot be trained on
-├── TooFewClients        5    fewer clients left than `training.min_clients`
+├── TooFewClients        5    fewer clients left than `training.min_clients`, or than the rule needs
 ├── DamagedRun           6    a run folder that cannot be trusted
 └── Interrupted        130    stopped on request, the state saved
 ```
@@ -43,7 +43,7 @@ class DataError(FedbnError):
 
 
 class TooFewClients(FedbnError):  # noqa: N818 - the name says what happened
-    """A round was left with fewer clients than `training.min_clients`."""
+    """A round was left with fewer clients than `training.min_clients` or its aggregator needs."""
 
     exit_code = 5
 

@@ -74,6 +74,12 @@ def test_the_trimmed_mean_by_hand():
     assert combined(trimmed_mean(0), packs).state["w"].tolist() == [202, -202]
 
 
+def test_a_share_of_many_is_cut_as_it_is_written():
+    # 0.29 · 100 = 28.999999999999996 in floats: 29 of 100 are cut at either end, not 28
+    packs = [pack([0, 0])] * 71 + [pack([100, 0])] * 29
+    assert combined(trimmed_mean(0.29), packs).state["w"].tolist() == [0, 0]
+
+
 def test_krum_by_hand():
     # five points on a line at 0, 1, 3, 7, 100; one hostile client; 5 − 1 − 2 = 2 neighbours.
     # Squared distances to the two nearest: 0: 1+9, 1: 1+4, 3: 4+9, 7: 16+36, 100: 93²+97².

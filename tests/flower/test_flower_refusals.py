@@ -199,6 +199,11 @@ def mismatched(change):
 SWAPPED = ["1", "0", *[str(digit) for digit in range(2, 10)]]
 
 
+def test_a_rule_waits_for_as_many_sites_as_it_needs(bench: Bench) -> None:
+    with pytest.raises(TooFewClients, match=r"2 of 2 sites are connected .* a round needs 3"):
+        bench.run(bench.grid(), {**RAW, "methods": ["fedavg+krum"]})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

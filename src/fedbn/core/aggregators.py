@@ -34,7 +34,8 @@ class Weighted:
 class Aggregator(Protocol):
     """A rule that makes one shared part from several.
 
-    A rule may have a number `fewest`: plans with fewer clients a round are refused.
+    A rule may have a number `fewest`: plans with fewer clients a round are refused, and a round
+    that is left with fewer usable updates ends the run.
     """
 
     @property
@@ -162,7 +163,8 @@ class _Fraction:
     fraction: float
 
     def __call__(self, n: int) -> int:
-        return min(int(self.fraction * n), (n - 1) // 2)
+        # 0.29 of 100 updates is 28.999999999999996 in floats, and means 29.
+        return min(int(self.fraction * n + 1e-9), (n - 1) // 2)
 
 
 def _all_but_the_middle(n: int) -> int:

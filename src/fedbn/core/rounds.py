@@ -208,13 +208,18 @@ def _accepted(
 
 
 def _check_enough(plan: Plan, round: int, chosen: int, report: Report) -> None:
-    needed = plan.training.min_clients
+    asked, needed = plan.training.min_clients, plan.updates_needed
     if len(report.losses) >= needed:
         return
     reasons = "; ".join(f"{refusal.client}: {refusal.reason}" for refusal in report.refusals)
+    why = (
+        f"training.min_clients = {asked}"
+        if asked == needed
+        else f"{plan.method.name} needs {needed}"
+    )
     raise TooFewClients(
         f"round {round}: {len(report.losses)} of {chosen} clients gave a usable update, "
-        f"training.min_clients = {needed} ({reasons})"
+        f"{why} ({reasons})"
     )
 
 

@@ -71,6 +71,11 @@ class Planner:
             evaluate_every=experiment.evaluation.every,
         )
         plan.check(experiment.method.allow_no_batchnorm)
+        if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
+            raise ConfigError(
+                f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
+                f"there are {plan.clients_a_round}"
+            )
         engine = _engine(self.settled or experiment.engine, plan)
         if not job.method.pooled:  # one client: nothing to stack
             self._engines.add(engine)

@@ -96,10 +96,10 @@ class Attendance:
                 return
             if len(here) < least and time.monotonic() - begun > self._limits.wait:
                 names = [*self.roster.hellos]
-                away = ", ".join(name for name in names if name not in here)
+                away = ", ".join(name for name in names if name not in here) or "no known site"
                 raise TooFewClients(
                     f"{len(here)} of {len(names)} sites are connected after "
-                    f"{self._limits.wait:g} s, training.min_clients = {least}; missing: {away}"
+                    f"{self._limits.wait:g} s, a round needs {least}; missing: {away}"
                 )
             time.sleep(self._limits.poll)
 

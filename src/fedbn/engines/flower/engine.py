@@ -93,7 +93,7 @@ class Conductor:
 
     def round(self, state: RunState) -> tuple[RunState, list[Record]]:
         """Do one round: the sites that are here train, and score the state before it."""
-        self._here.gather(max(self.plan.training.min_clients, 1))
+        self._here.gather(self.plan.updates_needed)
         if self._here.roster.hellos.keys() - self.members.keys():
             self._seat()
         self._known = self._known.with_newcomers([*self.members])
