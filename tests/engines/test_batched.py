@@ -13,7 +13,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, Refusal, RunState, initial_state, run_round
 from fedbn.core.selectors import local
 from fedbn.core.training import Training
-from fedbn.engines.batched import stack_size, unbatchable
+from fedbn.engines.batched import ROW_BY_ROW, stack_size, unbatchable
 from fedbn.engines.crews import Stacks
 from fedbn.engines.embedded import run
 from fedbn.engines.stacking import unstackable
@@ -181,6 +181,92 @@ def test_a_nan_of_one_client_stays_its_own():
 
     assert isinstance(outcomes[0], Refusal)
     assert not isinstance(outcomes[1], Refusal)
+
+
+ADAM = {"betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.01, "maximize": True}
+TRIED = {
+    "SGD": [
+        {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True, "maximize": True},
+        {"momentum": 0.9, "dampening": 0.5},
+    ],
+    "Adam": [{**ADAM, "amsgrad": True, "decoupled_weight_decay": True}],
+    "AdamW": [{**ADAM, "amsgrad": True}],
+    "Adamax": [ADAM],
+    "NAdam": [{**ADAM, "momentum_decay": 0.01, "decoupled_weight_decay": True}],
+    "RAdam": [{**ADAM, "decoupled_weight_decay": True}],
+    "Adagrad": [
+        {
+            "lr_decay": 0.1,
+            "weight_decay": 0.01,
+            "initial_accumulator_value": 0.1,
+            "eps": 1e-6,
+            "maximize": True,
+        }
+    ],
+    "Adadelta": [{"rho": 0.8, "eps": 1e-4, "weight_decay": 0.01, "maximize": True}],
+    "RMSprop": [
+        {
+            "alpha": 0.9,
+            "eps": 1e-6,
+            "weight_decay": 0.01,
+            "momentum": 0.9,
+            "centered": True,
+            "maximize": True,
+        }
+    ],
+    "Rprop": [{"etas": (0.4, 1.3), "step_sizes": (1e-4, 1.0), "maximize": True}],
+    "ASGD": [{"lambd": 0.01, "alpha": 0.5, "t0": 2.0, "weight_decay": 0.01, "maximize": True}],
+}
+
+
+def optimised(name: str, options: dict[str, object], factor: float = 1.0) -> Plan:
+    """A plan for an optimiser; the first client's samples are `factor` times as large."""
+    data = doubled(federation(*UNEQUAL))
+    first = replace(
+        data.clients[0], train=Split(factor * data.clients[0].train.x, data.clients[0].train.y)
+    )
+    training = Training(rounds=1, batch_size=5, lr=0.01, optimizer=name, optimizer_args=options)
+
+    def build() -> nn.Module:  # no bias before BatchNorm: its gradient is rounding alone
+        layers = (nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+        return nn.Sequential(*layers).double()
+
+    method = parse_method("singleset")
+    data = replace(data, clients=(first, *data.clients[1:]))
+    return Plan(method, data, build, training, engine="batched")
+
+
+def apart(a: RunState, b: RunState, client: str) -> float:
+    """The largest difference of a client's numbers."""
+    one, two = a.local[client].state, b.local[client].state
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_no_optimiser_that_is_stacked_mixes_clients(name):
+    assert {key for options in TRIED[name] for key in options} == ROW_BY_ROW[name]
+    for options in ({}, *TRIED[name]):
+        plan = optimised(name, options)
+        assert unbatchable(plan) is None
+
+        (plain, _), (batched, _) = both(plan)
+        other = run(optimised(name, options, factor=100.0))
+
+        assert distance(plain, batched) < 1e-7
+        assert apart(batched, other, "a") > 0
+        assert [apart(batched, other, client) for client in "bcd"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("Adafactor", {}, "training.optimizer is Adafactor, legal here are SGD, Adam, "),
+        ("Muon", {}, "training.optimizer is Muon"),
+        ("Adam", {"fused": True}, "training.optimizer_args has fused"),
+    ],
+)
+def test_other_optimisers_are_left_to_the_plain_engine(name, options, reason):
+    assert unbatchable(optimised(name, options)).startswith(reason)
 
 
 def test_what_cannot_be_stacked_is_said():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 from math import prod
 
@@ -26,6 +26,23 @@ _BATCH_NUMBERS = 1 << 22
 _PARAMETERS = 1 << 21
 _MOST = 128
 _SCORED_AT_ONCE = 64
+# Optimisers that move each number by its own gradients alone, with the options that were compared
+# with the plain engine. Others (Adafactor, Muon) take norms and means over a whole tensor, which in
+# a stack is all clients' together.
+_ADAM = {"betas", "eps", "weight_decay", "maximize"}
+ROW_BY_ROW: Mapping[str, Set[str]] = {
+    "SGD": {"momentum", "dampening", "weight_decay", "nesterov", "maximize"},
+    "Adam": _ADAM | {"amsgrad", "decoupled_weight_decay"},
+    "AdamW": _ADAM | {"amsgrad"},
+    "Adamax": _ADAM,
+    "NAdam": _ADAM | {"momentum_decay", "decoupled_weight_decay"},
+    "RAdam": _ADAM | {"decoupled_weight_decay"},
+    "Adagrad": {"lr_decay", "weight_decay", "initial_accumulator_value", "eps", "maximize"},
+    "Adadelta": {"rho", "eps", "weight_decay", "maximize"},
+    "RMSprop": {"alpha", "eps", "weight_decay", "momentum", "centered", "maximize"},
+    "Rprop": {"etas", "step_sizes", "maximize"},
+    "ASGD": {"lambd", "alpha", "t0", "weight_decay", "maximize"},
+}
 
 
 def unbatchable(plan: Plan) -> str | None:
@@ -38,6 +55,11 @@ def unbatchable(plan: Plan) -> str | None:
         return "a penalty other than the proximal term"
     if any(client.train.augment for client in plan.federation.clients):
         return "the data is augmented"
+    optimizer, options = plan.training.optimizer, plan.training.optimizer_args
+    if optimizer not in ROW_BY_ROW:
+        return f"training.optimizer is {optimizer}, legal here are {', '.join(ROW_BY_ROW)}"
+    if untried := sorted(options.keys() - ROW_BY_ROW[optimizer]):
+        return f"training.optimizer_args has {', '.join(untried)}"
     return unstackable(plan.initial_model)
 
 
