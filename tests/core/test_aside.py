@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from fedbn.core import aside as asides
 from fedbn.core.aside import Aside, Helpers
@@ -62,6 +63,52 @@ class Slopes(nn.Module):
         return y + slope.square().mean()
 
 
+class Net(nn.Module):
+    """Its pass is computed in an unusual way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.dense = nn.Conv2d(3, 4, 3), nn.Linear(4 * 14 * 14, 3)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return self.dense(torch.relu(self.conv(x)).flatten(1)).float()
+
+
+class Autocast(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.inner(x)
+
+
+class Checkpointed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class CheckpointedTwice(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x.clone().requires_grad_(), use_reentrant=True)
+
+
+class Offloaded(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return self.inner(x)
+
+
+class Mapped(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda one: self.inner(one[None])[0])(x)
+
+
+class Compiled(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.compile(self.inner, backend="eager")(x)
+
+
+SPECIAL = [Autocast, Checkpointed, CheckpointedTwice, Offloaded, Mapped, Compiled]
+
+
 @pytest.fixture
 def helpers() -> Iterator[Helpers]:
     made = Helpers(2)
@@ -75,7 +122,7 @@ def gradients(model: nn.Module, step: Callable[[nn.Module], None]) -> list[Tenso
     return [p.grad for p in copied.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("make", [lambda: small_cnn(4, (3, 16, 16)), Tied, Odd, Slopes])
+@pytest.mark.parametrize("make", [lambda: small_cnn(4, (3, 16, 16)), Tied, Odd, Slopes, *SPECIAL])
 @pytest.mark.parametrize("helped", [True, False])
 def test_the_gradients_are_torchs_own(
     make: Callable[[], nn.Module], helped: bool, helpers: Helpers

@@ -1,7 +1,7 @@
 """Convolutions and dense layers whose weight gradients can be computed by somebody else.
 
-They compute what torch's own do, with the same calls. Weights that are not plain parameters, and
-parameters with hooks, are left to torch.
+They compute what torch's own do, with the same calls. Weights that are not plain parameters,
+parameters with hooks, and passes in which torch itself does more than compute are left to torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         ours = _OURS.get(func)
-        if ours is None or not torch.is_grad_enabled():
+        if ours is None or not torch.is_grad_enabled() or _special():
             return func(*args, **(kwargs or {}))
         return ours(self._aside, func, args, kwargs or {})
 
@@ -123,6 +123,20 @@ def _plain(weight: Tensor, bias: Tensor | None) -> bool:
         and not tensor._post_accumulate_grad_hooks
         for tensor in (weight, bias)
         if tensor is not None
+    )
+
+
+def _special() -> bool:
+    """Tell whether torch compiles a pass, or casts, recomputes, moves or transforms its values.
+
+    Autocast gives gradients of another type, activation checkpointing repeats the pass where
+    nobody watches, and saved tensors that were moved are not the parameters any more.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
     )
 
 
