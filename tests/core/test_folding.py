@@ -128,6 +128,25 @@ def test_images_pass_through_either_layout(layout: str):
         assert not twin(x).is_mkldnn
 
 
+class Joined(nn.Module):
+    """Concatenates, which oneDNN's blocks cannot do here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.layer(x))
+        return torch.cat([x, x.relu()], dim=1).flatten(1)
+
+
+def test_probing_a_model_that_concatenates_prints_nothing(capfd: pytest.CaptureFixture[str]):
+    twin = fold(Joined(), torch.randn(2, 1, 4, 4))
+    assert twin is not None
+    assert twin.layout == "plain"
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_has_no_blocked_form_is_folded_as_usual():
     class Halved(nn.Module):
         def forward(self, x):

@@ -52,11 +52,11 @@ class FoldedModel(nn.Module):
     It reads the original's entries, so `refresh` must be called after they change.
     """
 
-    def __init__(self, graph: nn.Module, pairs: list[_Pair], layout: Layout):
+    def __init__(self, graph: fx.GraphModule, pairs: list[_Pair], layout: Layout):
         super().__init__()
         self.graph = graph
         self._pairs = pairs
-        self._layout = layout
+        self.layout = layout
 
     @property
     def pairs(self) -> tuple[tuple[nn.Module, nn.Module, nn.Module], ...]:
@@ -71,11 +71,12 @@ class FoldedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Give the outputs that the original gives in evaluation mode."""
-        if self._layout == "blocked":
-            return cast(Tensor, self.graph(x.to_mkldnn()).to_dense())
+        # Not by a call of the graph: that prints a traceback of an error, on its way to the caller.
+        if self.layout == "blocked":
+            return cast(Tensor, self.graph.forward(x.to_mkldnn()).to_dense())
         if x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return cast(Tensor, self.graph(x))
+        return cast(Tensor, self.graph.forward(x))
 
 
 def fold(

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedbn.core import layouts
+from fedbn.core import folding, layouts
 from fedbn.core.aside import Aside, Helpers, worth_it
-from fedbn.core.folding import FoldedModel, fold
 from fedbn.core.method import Method
 from fedbn.core.packing import Layout, Pack
 from fedbn.core.state import entries, unwrap
@@ -49,7 +48,7 @@ class Replica:
         names = [e.name for e in self.shared.layout.entries if e.trainable]
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
-        self._folded: FoldedModel | None = None
+        self._folded: folding.FoldedModel | None = None
         self._scoring: tuple[Pack, Pack] | None = None
         on_cpu = torch.device(device).type == "cpu"
         self.aside = Aside(helpers) if on_cpu and worth_it(self.model) else None
@@ -81,10 +80,13 @@ class Replica:
         self._layout = layout
         return layout
 
-    def fold(self, x: Tensor) -> bool:
-        """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on."""
-        self._folded = fold(self.model, x)
-        return self._folded is not None
+    def fold(self, x: Tensor) -> folding.Layout | None:
+        """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on.
+
+        Gives how images then pass through it; None where nothing is folded.
+        """
+        self._folded = folding.fold(self.model, x)
+        return None if self._folded is None else self._folded.layout
 
     def scoring_model(self, shared: Pack, local: Pack) -> nn.Module:
         """Become this client, to be scored: folded where that is possible.

@@ -76,6 +76,7 @@ class OneByOne:
         layout = replicas[0].layout(sample)
         for replica in replicas[1:]:
             replica.lay_out(layout)
+        log.debug("batches lie %s; folded for scoring: %s", layout.__name__, folded[0] or "no")
         has_bn = any(entry.kind in BATCHNORM for entry in entries(plan.initial_model))
         self._plan = plan
         self._pool = Pool(replicas)
