@@ -123,6 +123,25 @@ def test_an_entry_that_knows_only_names_sizes_and_times_is_not_believed(own, dat
     assert folders(str(own), cache=True).fingerprint() == folders(str(own)).fingerprint()
 
 
+def test_sixteen_bit_pictures_make_all_sites_floats_of_one_depth(own):
+    make(own, {"a/x": 5, "a/y": 5, "b/x": 5, "b/y": 5})
+    deep = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    Image.fromarray(deep).save(own / "b" / "y" / "00.png")
+    plain = folders(str(own), size=64)
+    assert {s.x.dtype for c in plain.clients for s in c.splits} == {torch.float32}
+    assert plain.preparation == {"depth": 65535}
+    assert folders(str(own), size=64, depth=4095, cache=True).preparation == {"depth": 4095}
+    (said,) = plain.remarks
+    assert said.startswith("16-bit pictures keep their depth: 0 to 65535 (data.depth) becomes")
+    twelve = make(own.parent / "twelve", {"a/x": 5, "a/y": 5})
+    for file in twelve.rglob("*.png"):
+        Image.fromarray(deep).save(file)
+    (said,) = folders(str(twelve)).remarks
+    assert said.endswith("none is above 4095: data.depth = 4095 uses the whole range")
+    (said,) = folders(str(twelve), depth=4095).remarks
+    assert "whole range" not in said
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -130,6 +149,7 @@ def test_an_entry_that_knows_only_names_sizes_and_times_is_not_believed(own, dat
         ({"path": "missing"}, DataError, "no such folder; expected PATH/SITE/CLASS"),
         ({"test_share": 1.5}, ConfigError, "data.test_share = 1.5"),
         ({"size": 1}, ConfigError, "data.size = 1: legal are 4 to 2048"),
+        ({"depth": 100_000}, ConfigError, "data.depth = 100000: legal are 256 to 65535"),
     ],
 )
 def test_wrong_options(own, monkeypatch, options, error, message):

@@ -29,7 +29,7 @@ def own(tmp_path: Path) -> Path:
 
 def read(file: Path, size: int | None = None) -> np.ndarray:
     with bombs_refused():
-        return read_picture(file, size)
+        return read_picture(file, None if size is None else (size, size))
 
 
 def save(file: Path, mode: str, colour: object, size: tuple[int, int] = (6, 4)) -> Path:
@@ -46,8 +46,6 @@ def save(file: Path, mode: str, colour: object, size: tuple[int, int] = (6, 4)) 
         ("RGBA", (10, 20, 30, 255), (10, 20, 30)),
         ("RGBA", (10, 20, 30, 0), (255, 255, 255)),  # see-through shows the white ground
         ("LA", (7, 255), (7, 7, 7)),
-        ("I;16", 257 * 40, (40, 40, 40)),  # 65535 / 255 = 257
-        ("I;16", 65535, (255, 255, 255)),
     ],
 )
 def test_every_mode_becomes_rgb(own, mode, colour, expected):
@@ -82,6 +80,47 @@ def test_a_float_picture_is_refused_because_its_range_is_unknown(own):
         read(own / "a.tif")
 
 
+def twelve_bit(file: Path) -> Path:
+    """All 4,096 values of a scanner of 12 bit, from 0 to 4095."""
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(file)
+    return file
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_sixteen_bit_pictures_keep_every_value(own, name):
+    grey = np.arange(4096).reshape(64, 64)
+    whole = read_pictures([twelve_bit(own / name)], 64, depth=4095)
+    assert whole.shape == (1, 3, 64, 64)
+    assert np.allclose(whole[0], grey / 4095 * 2 - 1, atol=1e-6)
+    assert len(whole.unique()) == 4096
+    assert np.allclose(read_pictures([own / name], 64)[0, 1], grey / 65535 * 2 - 1, atol=1e-6)
+
+
+def test_eight_bit_beside_sixteen_bit_is_scaled_as_a_batch_would_be(own):
+    files = [save(own / "a.png", "L", 51), twelve_bit(own / "b.png")]
+    mixed = read_pictures(files, 8, depth=4095)
+    assert mixed.dtype == torch.float32
+    assert torch.allclose(mixed[0], torch.tensor(51 / 127.5 - 1))
+    assert read_pictures(files[:1], 8).dtype == torch.uint8
+
+
+def test_a_value_beyond_the_depth_names_the_key(own):
+    with pytest.raises(DataError, match=r"b\.png: pixels from 0 to 4095.*raise data\.depth"):
+        read_pictures([twelve_bit(own / "b.png")], 8, depth=1023)
+
+
+@pytest.mark.parametrize("name", ["colour.png", "colour.ppm"])
+def test_colours_of_sixteen_bit_are_refused_because_pillow_would_cut_them(own, name):
+    rows = b"".join(b"\0" + b"\1\2" * 12 for _ in range(4))
+    contents = {
+        "colour.png": png(4, 4, rows, depth=16),
+        "colour.ppm": b"P6 2 2 4095\n" + b"\1\2" * 12,
+    }
+    (own / name).write_bytes(contents[name])
+    with pytest.raises(DataError, match=f"{name}: colours of 16 bit, which would be cut to 8"):
+        read(own / name)
+
+
 def test_resizing_and_stacking(own):
     files = [save(own / f"{n}.png", "L", n * 50, (n + 3, 9)) for n in range(5)]
     pixels = read_pictures(files, 8)
@@ -96,16 +135,21 @@ def whole_jpeg(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def bomb() -> bytes:
-    """A PNG of a few bytes that says it is 20,000 pixels wide and high."""
+def png(width: int, height: int, rows: bytes, depth: int = 8) -> bytes:
+    """A PNG in colour, written by hand."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes that says it is 20,000 pixels wide and high."""
+    return png(20_000, 20_000, b"")
 
 
 @pytest.mark.parametrize(

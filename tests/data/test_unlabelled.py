@@ -42,6 +42,15 @@ def test_a_flat_folder_is_unlabelled_and_read_like_training_pictures(tmp_path: P
     assert np.array_equal(found.x, read_pictures([tmp_path / "a.png", tmp_path / "b.png"], 8))
 
 
+def test_sixteen_bit_pictures_are_read_with_the_depth_of_the_run(tmp_path: Path):
+    Image.fromarray(np.arange(4096, dtype=np.uint16).reshape(64, 64)).save(tmp_path / "a.png")
+    told = {**PICTURES, "input_shape": [3, 64, 64], "dtype": "float32", "range": [-0.2, 1]}
+    found = read_samples(tmp_path, {**told, "preparation": {"depth": 4095}})
+    assert np.array_equal(found.x, read_pictures([tmp_path / "a.png"], 64, depth=4095))
+    grey = read_samples(tmp_path, {**PICTURES, "input_shape": [1, 64, 64]})
+    assert np.array_equal(grey.x[:, 0], read_pictures([tmp_path / "a.png"], 64)[:, 2])
+
+
 def test_class_folders_label_and_one_picture_is_a_folder_of_one(tmp_path: Path):
     draw(tmp_path, "dog/1.png", "cat/2.png", "cat/deep/3.png")
     found = read_samples(tmp_path, PICTURES)

@@ -75,6 +75,20 @@ class Client:
     tests: Mapping[str, Split]
     valid: Split | None = None
 
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """All its samples: training, tests, validation."""
+        return (self.train, *self.tests.values(), *([self.valid] if self.valid else []))
+
+    def change(self, split: Callable[[Split], Split]) -> Client:
+        """Change every split."""
+        return replace(
+            self,
+            train=split(self.train),
+            tests={domain: split(test) for domain, test in self.tests.items()},
+            valid=split(self.valid) if self.valid else None,
+        )
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -104,7 +118,7 @@ class Federation:
 
     def to(self, device: torch.device | str) -> Federation:
         """Move all data to a device."""
-        return replace(self, clients=tuple(_moved(c, device) for c in self.clients))
+        return replace(self, clients=tuple(c.change(lambda s: s.to(device)) for c in self.clients))
 
     def pooled(self) -> Federation:
         """Bring all training data to one client `all`, scored on every domain (Centralized).
@@ -158,18 +172,9 @@ def _concatenated_groups(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(renumbered)
 
 
-def _moved(client: Client, device: torch.device | str) -> Client:
-    return replace(
-        client,
-        train=client.train.to(device),
-        tests={domain: test.to(device) for domain, test in client.tests.items()},
-        valid=client.valid.to(device) if client.valid else None,
-    )
-
-
 def _hash(client: Client) -> str:
     digest = hashlib.sha256()
-    for part in (client.train, *client.tests.values(), *([client.valid] if client.valid else [])):
+    for part in client.splits:
         for tensor in (part.x, part.y, *([] if part.groups is None else [part.groups])):
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().numpy().data)

@@ -16,6 +16,7 @@ from fedbn.data._check_tables import examine_tables
 from fedbn.data._domains import Benchmark
 from fedbn.data._files import shown
 from fedbn.data._finding import Finding, in_order
+from fedbn.data._images import DEPTH
 from fedbn.data._recognize import recognize
 from fedbn.data.arrays import arrays
 from fedbn.data.tables import tables
@@ -59,7 +60,8 @@ def examine(data: str | Path | Federation, options: Mapping[str, Any] = _NONE) -
 
 
 def _pictures(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
-    return examine_pictures(path)
+    depth = options.get("depth")
+    return examine_pictures(path, depth if isinstance(depth, int) else DEPTH)
 
 
 def _arrays(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:

@@ -12,7 +12,15 @@ from pathlib import Path
 from fedbn.data._domains import Benchmark
 from fedbn.data._files import Trouble, scan, shown, subfolders
 from fedbn.data._finding import Finding, Severity
-from fedbn.data._images import bombs_refused, cores, is_picture, opened, read_picture
+from fedbn.data._images import (
+    DEPTH,
+    bombs_refused,
+    cores,
+    is_deep,
+    is_picture,
+    opened,
+    read_picture,
+)
 from fedbn.data.folders import Site, class_names, find_site
 from fedbn.errors import DataError
 
@@ -35,7 +43,7 @@ class _Seen:
     content: str = ""
 
 
-def examine_pictures(root: Path) -> Iterator[Finding]:
+def examine_pictures(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
     """Read all pictures below a folder of sites and report."""
     sites: list[Site] = []
     for home in subfolders(root):
@@ -46,7 +54,7 @@ def examine_pictures(root: Path) -> Iterator[Finding]:
             yield Finding("error", shown(home.name), shown(home), text)
     yield from _stray(root)
     yield from _left_out(sites)
-    yield from _examine(_pictures(sites), class_names(sites))
+    yield from _examine(_pictures(sites), class_names(sites), depth)
 
 
 def examine_benchmark(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
@@ -61,10 +69,10 @@ def examine_benchmark(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
 
 
 def _examine(
-    pictures: Iterable[tuple[Path, str, str, str]], classes: Sequence[str]
+    pictures: Iterable[tuple[Path, str, str, str]], classes: Sequence[str], depth: int = DEPTH
 ) -> Iterator[Finding]:
     with bombs_refused(), ThreadPoolExecutor(cores()) as pool:
-        seen = list(pool.map(lambda each: _look(*each), pictures))
+        seen = list(pool.map(lambda each: _look(each, depth), pictures))
     yield from _about_each(seen)
     yield from _about_sites(seen, classes)
     yield from _twice(seen)
@@ -106,11 +114,12 @@ def _stray(root: Path) -> Iterator[Finding]:
             yield Finding("warning", site, shown(home), text)
 
 
-def _look(file: Path, site: str, part: str, label: str) -> _Seen:
+def _look(found: tuple[Path, str, str, str], depth: int) -> _Seen:
+    file, site, part, label = found
     try:
         with opened(file) as picture:
             mode, pixels = picture.mode, picture.width * picture.height
-        values = read_picture(file)
+        values = read_picture(file, depth=depth)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except DataError as error:
         return _Seen(file, site, part, label, fault=str(error).removeprefix(f"{shown(file)}: "))
@@ -149,6 +158,10 @@ def _about_sites(seen: Sequence[_Seen], classes: Sequence[str]) -> Iterator[Find
         if len(modes) > 1:
             counted = ", ".join(f"{mode} {count}" for mode, count in modes.most_common())
             yield Finding("note", site, "", f"mixed modes, all read as RGB: {counted}")
+        deep = sum(is_deep(one.mode) for one in mine)
+        if deep:
+            text = f"{deep} picture(s) of 16 bit, kept as floats; data.depth is the value of white"
+            yield Finding("note", site, "", text)
         training = Counter(one.label for one in mine if one.part in ("all", "train"))
         missing = [name for name in classes if name not in training]
         if missing:

@@ -14,10 +14,10 @@ from fedbn.data._picking import checked_domains
 from fedbn.data._picture_sets import (
     Division,
     PictureSet,
+    Reading,
     check_folder,
-    check_size,
     listed,
-    read_client,
+    of_one_type,
 )
 from fedbn.errors import DataError
 
@@ -47,13 +47,13 @@ class Benchmark:
         domains: Sequence[str] | None = None,
     ) -> Federation:
         """Read the pictures below a folder, one client a domain; of all domains, or of some."""
-        check_size(size)
+        reading = Reading(size, keep=self.name)
         chosen = checked_domains(domains, self.domains)
         found = replace(self, domains=chosen).pictures(root)
         parts = {domain: division.divide(pictures, domain) for domain, pictures in found.items()}
-        clients = (read_client(d, parts[d], size, augment, self.name) for d in chosen)
+        clients = of_one_type([reading.client(d, parts[d], augment) for d in chosen])
         told = {"aliases": dict(self.aliases)}
-        return Federation(self.name, tuple(clients), self.classes, preparation=told)
+        return Federation(self.name, clients, self.classes, preparation=told)
 
     def pictures(self, root: Path) -> dict[str, PictureSet]:
         """List all pictures of the wanted classes below a folder, by domain.

@@ -1,13 +1,15 @@
-"""Finding and reading pictures of any kind Pillow knows, as `uint8` tensors of one size.
+"""Finding and reading pictures of any kind Pillow knows, as tensors of one size.
 
-What becomes RGB, and how: grey values are repeated; 16-bit values 0 to 65535 are scaled to 0 to
-255; palettes are looked up; what is transparent is laid over white; a photograph is turned as its
-EXIF entry says; of an animation the first picture is taken.
+What becomes RGB, and how: grey values are repeated; palettes are looked up; what is transparent is
+laid over white; a photograph is turned as its EXIF entry says; of an animation the first picture
+is taken. Pixels are `uint8`; where a picture of 16 bit is among them, floats in [−1, 1], as `uint8`
+pixels become when a model takes them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +23,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedbn.data._files import scan, shown
-from fedbn.errors import DataError
+from fedbn.errors import ConfigError, DataError
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
 _SIXTEEN_BIT = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+_SIXTEEN_BIT_COLOURS = re.compile(r"(LA|RGB|CMYK).*;16")
 _WHITE = (255, 255, 255, 255)
+
+DEPTH = 65535
+"""The 16-bit value that becomes 1, unless said otherwise; 0 becomes −1."""
 
 
 def is_picture(file: Path) -> bool:
@@ -83,35 +89,66 @@ def opened(file: Path) -> Iterator[Image.Image]:
         raise DataError(f"{shown(file)}: damaged or cut off ({reason})") from error
 
 
-def read_picture(file: Path, size: int | None = None) -> NDArray[np.uint8]:
-    """Read a picture as (height, width, 3), resized to a square where a size is given.
+def read_picture(
+    file: Path, size: tuple[int, int] | None = None, depth: int = DEPTH, channels: int = 3
+) -> NDArray[np.uint8] | NDArray[np.float32]:
+    """Read a picture, resized to (width, height) where given.
 
     To be used inside `bombs_refused()`.
+
+    Returns:
+        Pixels (height, width, 3), or (height, width) where one channel is asked for; of a 16-bit
+        picture floats (height, width) in [−1, 1].
     """
     with opened(file) as picture:
+        _check_colours(picture, file)
         picture.load()
-        rgb = _as_rgb(ImageOps.exif_transpose(picture), file)
-        if size is not None and rgb.size != (size, size):
-            rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(rgb, dtype=np.uint8)
+        whole = _as_rgb(ImageOps.exif_transpose(picture), file, depth)
+        if size is not None and whole.size != size:
+            whole = whole.resize(size, Image.Resampling.BILINEAR)
+        if whole.mode == "F":
+            return np.asarray(whole) * np.float32(2) - np.float32(1)
+        return np.asarray(whole if channels == 3 else whole.convert("L"), dtype=np.uint8)
 
 
-def read_pictures(files: Sequence[Path], size: int) -> Tensor:
-    """Read pictures as one `uint8` tensor (n, 3, size, size), on all cores.
+def read_pictures(
+    files: Sequence[Path], size: int | tuple[int, int], depth: int = DEPTH, channels: int = 3
+) -> Tensor:
+    """Read pictures as one tensor (n, channels, height, width), on all cores.
+
+    Args:
+        files: The pictures.
+        size: The side of a square, or width and height.
+        depth: The 16-bit value that becomes 1.
+        channels: 3 for RGB, 1 for grey.
+
+    Returns:
+        `uint8`; float32 in [−1, 1] where a picture has 16 bit.
 
     Raises:
         DataError: Naming the first file, in the order given, that cannot be read.
     """
-    pixels = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
+    width, height = size if isinstance(size, tuple) else (size, size)
+    pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
+    deep: dict[int, Tensor] = {}
 
     def fill(number: int) -> None:
-        picture = torch.from_numpy(read_picture(files[number], size).copy())
-        pixels[number] = picture.permute(2, 0, 1)
+        values = read_picture(files[number], (width, height), depth, channels)
+        picture = torch.from_numpy(values.copy())
+        if picture.is_floating_point():
+            deep[number] = picture
+        else:
+            pixels[number] = picture.permute(2, 0, 1) if channels == 3 else picture
 
     with bombs_refused(), ThreadPoolExecutor(cores()) as pool:
         for _ in pool.map(fill, range(len(files))):
             pass
-    return pixels
+    if not deep:
+        return pixels
+    floats = pixels.float().div_(127.5).sub_(1)
+    for number, picture in deep.items():
+        floats[number] = picture
+    return floats
 
 
 def cores() -> int:
@@ -121,11 +158,35 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _as_rgb(picture: Image.Image, file: Path) -> Image.Image:
+def is_deep(mode: str) -> bool:
+    """Tell by Pillow's name for its mode whether a picture has 16 bit."""
+    return mode in _SIXTEEN_BIT
+
+
+def check_depth(depth: int) -> None:
+    """Refuse a largest value that no 16-bit picture has."""
+    if not 255 < depth <= DEPTH:
+        raise ConfigError(f"data.depth = {depth}: legal are 256 to {DEPTH}, the value of white")
+
+
+def _check_colours(picture: Image.Image, file: Path) -> None:
+    """Refuse colours of 16 bit, of which Pillow keeps 8; to be called before pixels are read."""
+    for codec, _, _, args in getattr(picture, "tile", ()):
+        how = args if isinstance(args, tuple) else (args,)
+        netpbm = codec.startswith("ppm") and picture.mode == "RGB" and how[-1] > 255
+        if netpbm or _SIXTEEN_BIT_COLOURS.match(str(how[0])):
+            raise DataError(
+                f"{shown(file)}: colours of 16 bit, which would be cut to 8; save them with 8 bit, "
+                "in grey with 16, or as floats in an npz file"
+            )
+
+
+def _as_rgb(picture: Image.Image, file: Path, depth: int) -> Image.Image:
+    """Make a picture RGB; or floats from 0 to 1, where it has 16 bit."""
     if picture.mode == "RGB":
         return picture
-    if picture.mode in _SIXTEEN_BIT:
-        return _from_sixteen_bit(picture, file)
+    if is_deep(picture.mode):
+        return _from_sixteen_bit(picture, file, depth)
     if picture.mode == "F":
         raise DataError(
             f"{shown(file)}: pixels are floats, whose range is unknown; legal are 8 and 16 bit "
@@ -137,8 +198,12 @@ def _as_rgb(picture: Image.Image, file: Path) -> Image.Image:
     return picture.convert("RGB")
 
 
-def _from_sixteen_bit(picture: Image.Image, file: Path) -> Image.Image:
-    values = np.asarray(picture).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise DataError(f"{shown(file)}: pixels beyond 0 to 65535; legal are 8 and 16 bit")
-    return Image.fromarray(np.round(values / 257).astype(np.uint8)).convert("RGB")
+def _from_sixteen_bit(picture: Image.Image, file: Path, depth: int) -> Image.Image:
+    values = np.asarray(picture)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > depth:
+        way_out = "raise data.depth" if low >= 0 and high <= DEPTH else "legal are 8 and 16 bit"
+        raise DataError(
+            f"{shown(file)}: pixels from {low} to {high}, beyond 0 to {depth}; {way_out}"
+        )
+    return Image.fromarray(values.astype(np.float32) / np.float32(depth))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +15,10 @@ from fedbn.core.randomness import generator
 from fedbn.core.splits import stratified
 from fedbn.data._cache import cached, fingerprint
 from fedbn.data._files import shown
-from fedbn.data._images import pictures_below, read_pictures
+from fedbn.data._images import DEPTH, check_depth, pictures_below, read_pictures
 from fedbn.errors import ConfigError, DataError
 
-_VERSION = 1
+_VERSION = 2
 """Part of the cache's key: to be raised when the same files give other pixels."""
 
 
@@ -94,36 +94,54 @@ def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> Pic
     return PictureSet(tuple(files), torch.tensor(labels, dtype=torch.int64))
 
 
-def read_split(
-    pictures: PictureSet, size: int, augment: Augment | None = None, keep: str | None = None
-) -> Split:
-    """Read the pictures of a split; `keep` names the data set whose cache keeps the pixels."""
-    if keep is None:
-        return Split(read_pictures(pictures.files, size), pictures.labels, augment)
-    depends_on = {"pixels": _VERSION, "size": size, "files": fingerprint(pictures.files)}
-    made = cached(keep, depends_on, lambda: {"x": read_pictures(pictures.files, size).numpy()})
-    return Split(torch.from_numpy(made["x"]), pictures.labels, augment)
+@dataclass(frozen=True)
+class Reading:
+    """How pictures become samples.
+
+    Attributes:
+        size: Side in pixels.
+        depth: The 16-bit value that becomes 1.
+        keep: The data set whose cache keeps the pixels; None keeps none.
+    """
+
+    size: int
+    depth: int = DEPTH
+    keep: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.size <= 2048:
+            raise ConfigError(f"data.size = {self.size}: legal are 4 to 2048 pixels")
+        check_depth(self.depth)
+
+    def client(
+        self, site: str, parts: Sequence[PictureSet], augment: Augment | None = None
+    ) -> Client:
+        """Read a site's training and test pictures, and those for validation if there are some."""
+        train, test, *valid = (Split(self._pixels(part.files), part.labels) for part in parts)
+        train = replace(train, augment=augment)
+        return Client(site, site, train, {site: test}, valid[0] if valid else None)
+
+    def _pixels(self, files: Sequence[Path]) -> Tensor:
+        if self.keep is None:
+            return read_pictures(files, self.size, self.depth)
+        depends_on = {"pixels": _VERSION, "size": self.size, "depth": self.depth}
+        made = cached(
+            self.keep,
+            {**depends_on, "files": fingerprint(files)},
+            lambda: {"x": read_pictures(files, self.size, self.depth).numpy()},
+        )
+        return torch.from_numpy(made["x"])
 
 
-def read_client(
-    site: str,
-    parts: tuple[PictureSet, PictureSet],
-    size: int,
-    augment: Augment | None = None,
-    keep: str | None = None,
-) -> Client:
-    """Read a site's training and test pictures."""
-    train, test = (
-        read_split(part, size, change, keep)
-        for part, change in zip(parts, (augment, None), strict=True)
-    )
-    return Client(site, site, train, {site: test})
+def of_one_type(clients: Sequence[Client]) -> tuple[Client, ...]:
+    """Give all clients floats where one has them, because of its 16-bit pictures."""
 
+    def changed(split: Split) -> Split:
+        return replace(split, x=split.batch(slice(None))[0])
 
-def check_size(size: int) -> None:
-    """Refuse a side in pixels that no model could take."""
-    if not 4 <= size <= 2048:
-        raise ConfigError(f"data.size = {size}: legal are 4 to 2048 pixels")
+    if not any(part.x.is_floating_point() for client in clients for part in client.splits):
+        return tuple(clients)
+    return tuple(client.change(changed) for client in clients)
 
 
 def check_folder(folder: Path, wanted: str) -> None:

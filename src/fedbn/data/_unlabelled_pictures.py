@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from fedbn.data._domains import plain_name
 from fedbn.data._files import is_hidden, shown, subfolders
-from fedbn.data._images import bombs_refused, cores, is_picture, pictures_below, read_picture
+from fedbn.data._images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.errors import DataError, unknown
 
 _PARTS = ("train", "test", "valid")
@@ -59,36 +56,17 @@ def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
 
 
 def read_like(files: Sequence[Path], inputs: Mapping[str, Any]) -> Tensor:
-    """Read pictures as `uint8` samples of the run's shape."""
+    """Read pictures as samples of the run's shape, with the depth it was trained with."""
     shape = tuple(inputs["input_shape"])
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(
             f"{shown(files[0])}: a picture, but the run was trained on samples of shape {shape}"
         )
-    _check_range(inputs)
-    pixels = torch.empty(len(files), *shape, dtype=torch.uint8)
-
-    def fill(number: int) -> None:
-        pixels[number] = torch.from_numpy(_picture(files[number], *shape).copy())
-
-    with bombs_refused(), ThreadPoolExecutor(cores()) as pool:
-        for _ in pool.map(fill, range(len(files))):
-            pass
-    return pixels
-
-
-def _picture(file: Path, channels: int, height: int, width: int) -> NDArray[np.uint8]:
-    """Read a picture as the data sets do: RGB, then resized bilinearly; grey where asked for."""
-    rgb = read_picture(file, height if height == width else None)
-    if channels == 3 and rgb.shape[:2] == (height, width):
-        return np.ascontiguousarray(np.moveaxis(rgb, 2, 0))
-    picture = Image.fromarray(rgb)
-    if channels == 1:
-        picture = picture.convert("L")
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    values = np.asarray(picture, dtype=np.uint8)
-    return np.ascontiguousarray(values[None] if channels == 1 else np.moveaxis(values, 2, 0))
+    depth = inputs.get("preparation", {}).get("depth")
+    if depth is None:
+        _check_range(inputs)
+    channels, height, width = shape
+    return read_pictures(files, (width, height), depth or DEPTH, channels)
 
 
 def _check_range(inputs: Mapping[str, Any]) -> None:

@@ -15,15 +15,15 @@ from fedbn.core.checks import check_name
 from fedbn.core.federation import Client, Federation
 from fedbn.data._files import shown, subfolders
 from fedbn.data._image_sizes import choose_size
+from fedbn.data._images import DEPTH
 from fedbn.data._info import Info
 from fedbn.data._picture_sets import (
     Division,
     PictureSet,
+    Reading,
     check_folder,
-    check_size,
     listed,
-    read_client,
-    read_split,
+    of_one_type,
 )
 from fedbn.errors import ConfigError, DataError
 
@@ -59,6 +59,7 @@ def folders(
     test_share: float = 0.2,
     split_seed: int = 0,
     cache: bool = False,
+    depth: int | None = None,
 ) -> Federation:
     """Read a folder of sites, each with one folder of pictures a class.
 
@@ -70,6 +71,8 @@ def folders(
         test_share: The stratified part of each site held out for testing.
         split_seed: Decides which pictures these are.
         cache: Keep the resized pixels below the data root, so that the next run starts at once.
+        depth: The largest value of 16-bit pictures, which becomes 1 as 0 becomes −1: 4095 for a
+            scanner of 12 bit; 65535 unless given.
     """
     if path is None:
         raise ConfigError(f"data.path is needed for data 'folders': {LAYOUT}")
@@ -79,11 +82,29 @@ def folders(
     listing = {site.name: _divided(site, classes, division) for site in sites}
     files = [file for parts in listing.values() for part in parts for file in part.files]
     side, remark = choose_size(files) if size is None else (size, "")
-    check_size(side)
-    keep = "folders" if cache else None
-    clients = tuple(_client(name, parts, side, keep) for name, parts in listing.items())
-    remarks = (remark,) if remark else ()
-    return Federation(Path(path).resolve().name or "folders", clients, classes, remarks)
+    reading = Reading(side, DEPTH if depth is None else depth, "folders" if cache else None)
+    clients = of_one_type([reading.client(name, parts) for name, parts in listing.items()])
+    said = [remark, _about_depth(clients, reading.depth)]
+    return Federation(
+        Path(path).resolve().name or "folders",
+        clients,
+        classes,
+        tuple(text for text in said if text),
+        {"depth": reading.depth} if clients[0].train.x.is_floating_point() else {},
+    )
+
+
+def _about_depth(clients: Sequence[Client], depth: int) -> str:
+    """Say what became of 16-bit pictures, and which depth would use the whole range."""
+    if not clients[0].train.x.is_floating_point():
+        return ""
+    top = max(float(split.x.max()) for client in clients for split in client.splits)
+    needed = 2 ** max(round((top + 1) / 2 * depth).bit_length(), 9) - 1
+    hint = f"; none is above {needed}: data.depth = {needed} uses the whole range"
+    return (
+        f"16-bit pictures keep their depth: 0 to {depth} (data.depth) becomes −1 to 1"
+        f"{hint if needed < depth else ''}"
+    )
 
 
 def find_sites(folder: Path) -> list[Site]:
@@ -126,11 +147,3 @@ def _divided(site: Site, classes: Sequence[str], division: Division) -> tuple[Pi
             where = "" if name == "all" else f" in {name}"
             raise DataError(f"site {site.name}: no pictures{where}; expected {LAYOUT}")
     return division.divide(parts[0], site.name) if len(parts) == 1 else parts
-
-
-def _client(name: str, parts: Sequence[PictureSet], size: int, keep: str | None) -> Client:
-    client = read_client(name, (parts[0], parts[1]), size, keep=keep)
-    if len(parts) == 2:
-        return client
-    valid = read_split(parts[2], size, keep=keep)
-    return Client(name, name, client.train, client.tests, valid)
