@@ -189,6 +189,40 @@ def test_inspect_for_a_program() -> None:
     assert everything["local"] == []
 
 
+_OWN_NORM = """
+import torch
+from torch import nn
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(4))
+        self.register_buffer("running_var", torch.ones(4))
+    def forward(self, x):
+        return (x - self.running_mean) / self.running_var.sqrt()
+
+def net():
+    return nn.Sequential(nn.Linear(6, 4), Norm(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+"""
+
+
+def test_what_may_not_be_meant_is_said_once_a_run(sites: Path, tmp_path: Path) -> None:
+    """A layer like BatchNorm that is shared; and 16 samples in batches of 6, which leave 4."""
+    (tmp_path / "own.py").write_text(_OWN_NORM)
+    told = "fedbn+local('1.*') keeps them at the client"
+    answer = call("inspect", "own:net", "--input", "6", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert told in " ".join(answer.out.split())
+    found = json.loads(call("inspect", "own:net", "--input", "6", "--json", cwd=tmp_path).out)
+    assert told in found["remarks"][0]
+    two = ("--method", "fedbn", "--seed", 0, "--seed", 1, "--rounds", 1, "--workers", 1)
+    asked = ("--data", sites, "--model", "own:net", *two, "--set", "training.batch_size=6")
+    answer = call("run", *asked, "--out", "run", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert answer.err.count(told) == 1
+    assert answer.err.count("a last batch of 4 samples (a, b) is small for BatchNorm") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -16,6 +16,7 @@ from fedbn.core.selectors import local
 from fedbn.core.server import server_adam, server_momentum
 from fedbn.core.state import Kind, entries
 from fedbn.errors import ConfigError, ModelError
+from fedbn.methods import parse_method
 from fedbn.methods.centralized import centralized
 from fedbn.methods.fedavg import fedavg
 from fedbn.methods.fedbn import fedbn
@@ -90,6 +91,58 @@ def test_a_model_with_nothing_to_keep_is_an_error_that_explains(method: Method, 
     for word in ("the model has no such entry", "FedAvg", "allow_no_batchnorm = true"):
         assert word in text
     method.check(found, allow_no_batchnorm=True)
+
+
+class OwnNorm(nn.Module):
+    """BatchNorm by its buffers, and not by its type."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+
+def two_norms() -> nn.Module:
+    return nn.ModuleDict({"own": OwnNorm(2), "bn": nn.BatchNorm1d(2), "fc": nn.Linear(2, 2)})
+
+
+def test_a_layer_like_batchnorm_is_pointed_out_with_what_decides():
+    found = entries(two_norms())
+    (text,) = fedbn().remarks(found)
+    assert text.startswith("own.*: running statistics in a layer that is no BatchNorm of torch")
+    decided = parse_method(text.split("; ")[1].split(" keeps")[0])
+    assert {e.name for e in decided.local(found)} >= {"own.scale", "own.running_mean"}
+    assert decided.remarks(found) == []
+    (alone,) = fedbn().remarks(entries(nn.Sequential(OwnNorm(2), OwnNorm(2), nn.BatchNorm1d(2))))
+    assert "fedbn+local('0.*', '1.*') keeps" in alone
+
+
+@pytest.mark.parametrize("method", [fedavg(), singleset(), fedavg() | local("bn.*")])
+def test_nothing_is_pointed_out_where_batchnorm_is_shared_as_well(method: Method):
+    assert method.remarks(entries(two_norms())) == []
+    tracked = nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.BatchNorm1d(2))
+    assert fedbn().remarks(entries(tracked)) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "advice"),
+    [
+        (fedbn() | local("instance"), nn.Sequential(nn.Linear(1, 1), nn.InstanceNorm1d(2)), ""),
+        (fedbn(), nn.Sequential(nn.InstanceNorm1d(2, affine=True)), "local(instance)"),
+        (fedbn(), nn.Sequential(nn.LayerNorm(2)), "local(norm)"),
+        (fedbn(), nn.Sequential(OwnNorm(2), nn.LayerNorm(2)), "local(norm, '0.*')"),
+    ],
+)
+def test_advice_is_given_where_it_keeps_something(method: Method, model: nn.Module, advice: str):
+    found = entries(model)
+    with pytest.raises(ModelError) as caught:
+        method.check(found)
+    text = str(caught.value).partition("FedAvg. ")[2]
+    assert (f"add +{advice} for its other norms" if advice else "'fedavg', or set ") in text
+    assert advice or "+local" not in text
+    if advice:
+        parse_method(f"{method.name}+{advice}").check(found)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 from torch import nn
 
 from fedbn.core.federation import Federation
+from fedbn.core.plan import remarks
 from fedbn.errors import ConfigError, ModelError
 from fedbn.methods.fedavg import fedavg
 from fedbn.methods.fedbn import fedbn
-from tiny import done, federation, plan
+from tiny import done, federation, plain_net, plan
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,17 @@ def test_a_client_weighs_as_much_as_its_share_of_the_largest():
     for weighting, weights in (("uniform", [1, 1]), ("examples", [1, 0.25])):
         made = plan(fedavg(), data, weighting=weighting)
         assert [made.weight(client) for client in data.clients] == weights
+
+
+def test_a_small_last_batch_is_pointed_out_once_with_the_key_that_decides():
+    # batches of 10: 21 leaves one, 23 three, 27 seven, 28 eight; 7 is less than a batch
+    data = federation(21, 23, 27, 28, 7)
+    one, few = remarks(plan(fedbn(), data, batch_size=10))
+    assert one == "a last batch of one sample joins the batch before it (a)"
+    assert few.startswith("a last batch of 3 to 7 samples (b, c) is small for BatchNorm")
+    assert "training.last_batch = 'merge'" in few
+    for last in ("merge", "drop"):
+        assert remarks(plan(fedbn(), data, batch_size=10, last_batch=last)) == []
+    assert remarks(plan(fedavg(), data, plain_net, batch_size=10)) == []
+    # two steps of ten never come to the third batch
+    assert remarks(plan(fedbn(), federation(23), batch_size=10, local_steps=2)) == []

@@ -30,8 +30,8 @@ def draws(seed: int = 0) -> torch.Generator:
 
 @given(st.integers(1, 40), st.none() | st.integers(2, 50), st.integers(1, 3))
 def test_each_pass_covers_every_sample_once(n: int, size: int | None, passes: int):
-    steps = Training(batch_size=size, local_epochs=passes).steps(n, n)
-    made = list(batches(n, size, steps, draws()))
+    training = Training(batch_size=size, local_epochs=passes)
+    made = list(batches(n, training.sizes(n), training.steps(n, n), draws()))
     assert sorted(torch.cat(made).tolist()) == sorted(list(range(n)) * passes)
     assert all(len(batch) > 1 for batch in made) or n == 1
     assert all(len(batch) <= (size or n) + 1 for batch in made)
@@ -52,13 +52,37 @@ def test_each_pass_covers_every_sample_once(n: int, size: int | None, passes: in
     ],
 )
 def test_batch_sizes(n: int, size: int | None, steps: int, sizes: list[int]):
-    assert [len(batch) for batch in batches(n, size, steps, draws())] == sizes
+    cut = Training(batch_size=size).sizes(n)
+    assert [len(batch) for batch in batches(n, cut, steps, draws())] == sizes
+
+
+@pytest.mark.parametrize(
+    ("last", "n", "sizes"),
+    [
+        ("keep", 11, [4, 4, 3]),
+        ("keep", 9, [4, 5]),
+        ("merge", 11, [4, 7]),
+        ("merge", 9, [4, 5]),
+        ("drop", 11, [4, 4]),
+        ("drop", 9, [4, 4]),
+        *((last, 3, [3]) for last in ("keep", "merge", "drop")),  # less than a batch
+        *((last, 8, [4, 4]) for last in ("keep", "merge", "drop")),
+    ],
+)
+def test_what_is_left_over_is_kept_merged_or_dropped(last: str, n: int, sizes: list[int]):
+    training = Training(batch_size=4, local_epochs=2, last_batch=last)  # type: ignore[arg-type]
+    made = list(batches(n, training.sizes(n), training.steps(n, n), draws()))
+    assert [len(batch) for batch in made] == sizes * 2
+    one, other = (torch.cat(made[i : i + len(sizes)]) for i in (0, len(sizes)))
+    assert len(one.unique()) == len(other.unique()) == sum(sizes)
+    if last == "drop" and n > 8:
+        assert {*one.tolist()} != {*other.tolist()}  # another pass leaves out others
 
 
 def test_every_pass_has_an_order_of_its_own():
-    first, second = batches(20, None, 2, draws())
+    first, second = batches(20, [20], 2, draws())
     assert first.tolist() != second.tolist()
-    assert list(batches(5, 2, 0, draws())) == []
+    assert list(batches(5, [2, 3], 0, draws())) == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +101,7 @@ def test_steps_of_a_client_of_8_beside_one_of_20(training: Training, small: int,
 
 def test_repeating_visits_samples_again():
     """Eight samples, ten steps of four: every sample five times."""
-    made = torch.cat(list(batches(8, 4, 10, draws())))
+    made = torch.cat(list(batches(8, [4, 4], 10, draws())))
     assert made.bincount().tolist() == [5] * 8
 
 

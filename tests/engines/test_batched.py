@@ -95,6 +95,8 @@ def test_equal_to_the_plain_engine_after_five_rounds(spec, epochs, sizes):
         {"batch_size": None},
         {"local_steps": 2},
         {"unequal": "repeat"},
+        {"last_batch": "merge"},
+        {"last_batch": "drop"},
         {"participation": 0.5},
         {"weighting": "examples"},
     ],

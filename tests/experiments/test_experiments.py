@@ -39,6 +39,20 @@ def test_the_saved_configuration_means_the_same_jobs(
     assert bits(tmp_path / "run") == whole
 
 
+def test_a_key_that_a_run_did_not_know_yet_had_its_default(sites: Path, tmp_path: Path) -> None:
+    asked = ("--method", "fedbn", "--set", "training.local_steps=2", "--out", tmp_path / "out")
+    assert call("run", "--data", sites, *SMALL, *asked).code == 0
+    file = tmp_path / "out" / "environment.json"
+    kept = json.loads(file.read_text())
+    assert kept["config"]["training"].pop("last_batch") == "keep"
+    file.write_text(json.dumps(kept))
+    assert call("resume", tmp_path / "out").code == 0
+    kept["config"]["training"]["last_batch"] = "drop"
+    file.write_text(json.dumps(kept))
+    answer = call("resume", tmp_path / "out")
+    assert (answer.code, "began: training.last_batch;" in answer.line) == (3, True)
+
+
 def test_the_validation_split_is_held_out_of_training(sites: Path, tmp_path: Path) -> None:
     asked = ("--method", "fedbn", "--set", "evaluation.validation=0.25", "--out", tmp_path / "out")
     assert call("run", "--data", sites, *SMALL, *asked).code == 0

@@ -44,6 +44,17 @@ def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
     assert got == wanted
 
 
+def test_the_last_batch_is_dropped_at_the_sites_too(bench: Bench) -> None:
+    training = {"rounds": 1, "batch_size": 30, "last_batch": "drop"}  # 64 leave 4
+    raw = {**RAW, "training": training}
+    folder = bench.run(bench.grid(), raw)
+    plan, expected, _ = in_one_process(raw)
+    found = shared_of(folder, raw, plan).shared.state
+    assert all(torch.equal(found[n], value) for n, value in expected.shared.state.items())
+    _, kept, _ = in_one_process({**raw, "training": {**training, "last_batch": "keep"}})
+    assert not all(torch.equal(found[n], value) for n, value in kept.shared.state.items())
+
+
 def test_no_byte_of_batchnorm_travels(bench: Bench) -> None:
     grid = bench.grid()
     bench.run(grid)

@@ -101,6 +101,7 @@ def _as_json(model: str, method: Method, found: tuple[Entry, ...]) -> dict[str, 
             for entry in found
         ],
         "totals": _totals(method, found),
+        "remarks": method.remarks(found),
     }
 
 
@@ -143,3 +144,5 @@ def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
         f"{totals['local_entries']} local ({totals['local_bytes']:,} bytes): "
         f"{totals['bytes_a_round_and_client']:,} bytes a round and client, down and up."
     )
+    for text in method.remarks(found):
+        console.print(escape(text))

@@ -12,9 +12,9 @@ from typing import Literal
 from fedbn.core.aggregators import Aggregator, Mean, Weighted
 from fedbn.core.packing import Pack
 from fedbn.core.penalties import Penalty
-from fedbn.core.selectors import Selector, everything
+from fedbn.core.selectors import BATCHNORM, Selector, everything, local
 from fedbn.core.server import ServerOptimizer
-from fedbn.core.state import Entry, State
+from fedbn.core.state import Entry, Kind, State
 from fedbn.errors import ConfigError, ModelError
 
 Weighting = Literal["uniform", "examples"]
@@ -89,12 +89,40 @@ class Method:
             return
         if not self.local(entries):
             kept = ", ".join([*sorted(self.share.local_kinds), *self.share.local_names])
+            norms = [w for w in ("norm", "instance") if not all(map(local(w), entries))]
+            others = ", ".join([*norms, *map(repr, self._lookalikes(entries))])
             raise ModelError(
                 f"{self.name} keeps {kept} local, but the model has no such entry, so it would "
-                "silently be FedAvg. Add BatchNorm to the model, choose 'fedavg', add "
-                "'+local(norm)' or '+local(instance)' for other norms, or set "
-                "method.allow_no_batchnorm = true"
+                "silently be FedAvg. Add BatchNorm to the model, choose 'fedavg', "
+                + (f"add +local({others}) for its other norms, " if others else "")
+                + "or set method.allow_no_batchnorm = true"
             )
+
+    def remarks(self, entries: Iterable[Entry]) -> list[str]:
+        """Point out what looks like BatchNorm and is shared, where BatchNorm itself is not."""
+        patterns = self._lookalikes(tuple(entries))
+        if not patterns:
+            return []
+        decides = f"+local({', '.join(map(repr, patterns))})"
+        return [
+            f"{', '.join(patterns)}: running statistics in a layer that is no BatchNorm of torch, "
+            f"so {self.name} shares them; {self.name}{decides} keeps them at the client"
+        ]
+
+    def _lookalikes(self, entries: tuple[Entry, ...]) -> list[str]:
+        """Patterns of layers with running statistics that are shared although BatchNorm is not.
+
+        Types decide what is BatchNorm; the names here only serve to point a layer out.
+        """
+        if not self.share.local_kinds & BATCHNORM:
+            return []
+        found = [e.name for e in self.shared(entries) if e.kind in (Kind.OTHER, Kind.WEIGHT)]
+        layers = [name.removesuffix("mean") for name in found if name.endswith("running_mean")]
+        layers = [layer for layer in layers if f"{layer}var" in found]
+        return [
+            f"{layer.removesuffix('running_')}*" if "." in layer else "running_*"
+            for layer in layers
+        ]
 
     def aggregate(
         self, updates: Iterable[Weighted], before: Pack, memory: State

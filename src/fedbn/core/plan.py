@@ -14,9 +14,14 @@ from torch import nn
 from fedbn.core.federation import Client, Federation
 from fedbn.core.method import Method
 from fedbn.core.randomness import number
+from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries, unwrap
 from fedbn.core.training import CLASSIFICATION, Objective, Training
 from fedbn.errors import ConfigError, FedbnError, ModelError
+
+# Below so many samples a batch's own mean and variance say little of the data.
+_FEW = 8
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,43 @@ class Plan:
                 "legal are 2 and more, or 'full'"
             )
         _check_output(model, self.federation)
+
+
+def remarks(plan: Plan) -> list[str]:
+    """What a user should hear of a plan before it runs: it works, and may not be what was meant."""
+    found = entries(plan.initial_model)
+    norm = any(entry.kind in BATCHNORM for entry in found)
+    return [*plan.method.remarks(found), *(_left_over(plan) if norm else [])]
+
+
+def _left_over(plan: Plan) -> list[str]:
+    """Say whose passes end in a batch that is small for BatchNorm."""
+    size = plan.training.batch_size
+    if size is None or plan.training.last_batch != "keep":
+        return []
+    sizes = {c.name: plan.training.sizes(len(c.train)) for c in plan.federation.clients}
+    ones = [name for name, cut in sizes.items() if cut[-1] == size + 1]
+    few = {
+        c.name: sizes[c.name][-1]
+        for c in plan.federation.clients
+        if sizes[c.name][-1] < min(size, _FEW) and 1 < len(sizes[c.name]) <= plan.steps(c)
+    }
+    said = (
+        [f"a last batch of one sample joins the batch before it ({_named(ones)})"] if ones else []
+    )
+    if few:
+        least, most = min(few.values()), max(few.values())
+        said.append(
+            f"a last batch of {least if least == most else f'{least} to {most}'} samples "
+            f"({_named([*few])}) is small for BatchNorm, and its step can undo much of an epoch: "
+            "training.last_batch = 'merge' joins it to the batch before it, 'drop' leaves it out"
+        )
+    return said
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sample(federation: Federation) -> torch.Tensor:

@@ -46,6 +46,9 @@ class Training:
         local_epochs: Passes over its data that a client makes a round (the paper's E).
         local_steps: Batches a round, in place of `local_epochs`.
         batch_size: Samples a batch (the paper's B); None for all at once.
+        last_batch: What is left over at the end of a pass: a batch of its own (`keep`; a single
+            sample joins the batch before it), part of the batch before it (`merge`), or left out
+            of that pass (`drop`).
         optimizer: Name of a class in `torch.optim`.
         optimizer_args: Its arguments beside the learning rate.
         lr: The learning rate.
@@ -61,6 +64,7 @@ class Training:
     local_epochs: int = 1
     local_steps: int | None = None
     batch_size: int | None = 32
+    last_batch: Literal["keep", "merge", "drop"] = "keep"
     optimizer: str = "SGD"
     optimizer_args: Mapping[str, Any] = field(default_factory=dict)
     lr: float = 0.01
@@ -75,7 +79,26 @@ class Training:
         if self.local_steps is not None:
             return self.local_steps
         n = largest if self.unequal == "repeat" else samples
-        return self.local_epochs * len(_sizes(n, self.batch_size))
+        return self.local_epochs * len(self.sizes(n))
+
+    def sizes(self, n: int) -> list[int]:
+        """Cut a pass over n samples into batches.
+
+        BatchNorm cannot train on one sample, so a last batch of one is never kept.
+
+        Examples:
+            >>> [Training(batch_size=3, last_batch=last).sizes(8) for last in ("keep", "drop")]
+            [[3, 3, 2], [3, 3]]
+        """
+        if self.batch_size is None or n <= self.batch_size:
+            return [n]
+        whole, left = divmod(n, self.batch_size)
+        sizes = [self.batch_size] * whole
+        if self.last_batch == "merge" or (self.last_batch == "keep" and left == 1):
+            sizes[-1] += left
+        elif self.last_batch == "keep" and left:
+            sizes.append(left)
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -92,18 +115,22 @@ Part = tuple[float, Tensor]
 _PART = 512
 
 
-def batches(n: int, size: int | None, steps: int, draws: torch.Generator) -> Iterator[Tensor]:
-    """Yield `steps` batches of indices, in passes over all `n` samples, each in a new order.
+def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:
+    """Yield `steps` batches of indices, in passes over `n` samples, each in a new order.
 
-    A last batch of one sample joins the batch before it: BatchNorm cannot train on one sample.
+    Args:
+        n: Samples to draw from.
+        sizes: The batches of a pass; see `Training.sizes`.
+        steps: How many batches.
+        draws: Decides the orders.
 
     Examples:
-        >>> [len(b) for b in batches(7, 3, 3, torch.Generator().manual_seed(0))]
+        >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]
         [3, 4, 3]
     """
     left = steps
     for _ in count():
-        for part in torch.randperm(n, generator=draws).split(_sizes(n, size)):
+        for part in torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes):
             if not left:
                 return
             left -= 1
@@ -145,7 +172,7 @@ def local_train(
     passes.steps = plain_steps(training, penalties, shared, anchor)
     total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
     model.train()
-    for index in batches(len(data), training.batch_size, steps, draws):
+    for index in batches(len(data), training.sizes(len(data)), steps, draws):
         x, y = data.batch(index.to(data.y.device))
         if data.augment is not None:
             x = data.augment(x, draws)
@@ -232,13 +259,3 @@ def scored(data: Split, found: Sequence[Part]) -> Score:
     if data.groups is None:
         return Score(loss, right)
     return Score(loss, right, majority_accuracy(predicted, data.y, data.groups))
-
-
-def _sizes(n: int, size: int | None) -> list[int]:
-    """Cut n samples into batches; a last batch of one joins the one before."""
-    if size is None or n <= size:
-        return [n]
-    sizes = [size] * (n // size) + ([n % size] if n % size else [])
-    if sizes[-1] == 1 < size:
-        sizes[-2:] = [sizes[-2] + 1]
-    return sizes

@@ -65,7 +65,8 @@ def unbatchable(plan: Plan) -> str | None:
 
 def stack_size(plan: Plan) -> int:
     """How many clients a stack holds; depends on the plan alone, so that results do too."""
-    samples = min(plan.training.batch_size or plan.largest, plan.largest) + 1
+    joined = 2 if plan.training.last_batch == "merge" else 1
+    samples = min(joined * (plan.training.batch_size or plan.largest), plan.largest) + 1
     numbers = samples * prod(plan.federation.input_shape)
     parameters = sum(p.numel() for p in plan.initial_model.parameters())
     most = max(1, min(_MOST, _BATCH_NUMBERS // numbers, _PARAMETERS // parameters))
@@ -122,7 +123,7 @@ def _train(plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState)
     orders = [
         batches(
             len(c.train),
-            training.batch_size,
+            training.sizes(len(c.train)),
             plan.steps(c),
             generator(plan.seed, "order", state.round + 1, c.name),
         )

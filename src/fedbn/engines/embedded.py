@@ -55,7 +55,7 @@ def run(
     on_device = {client.name: client for client in federation.clients}
     keep_freed_memory()
     with one_torch_thread(), closing(make_crew(plan, workers)) as crew:
-        _tell(sinks, plan, [*crew.notes, *_notes(plan)])
+        _tell(sinks, plan, crew.notes)
 
         def train(chosen: Sequence[Client], before: RunState) -> Iterable[Outcome]:
             return crew.train([on_device[client.name] for client in chosen], before)
@@ -72,16 +72,6 @@ def run(
             if stop() and state.round < plan.training.rounds:
                 raise Interrupted(f"stopped after round {state.round} of {plan.training.rounds}")
     return state
-
-
-def _notes(plan: Plan) -> Iterator[str]:
-    size = plan.training.batch_size
-    if size is None or size == 1:
-        return
-    clients = [c for c in plan.federation.clients if len(c.train) > size]
-    names = [client.name for client in clients if len(client.train) % size == 1]
-    if names:
-        yield f"a last batch of one sample joins the batch before it ({', '.join(names)})"
 
 
 def _tell(sinks: Sequence[Sink], plan: Plan, texts: Sequence[str]) -> None:

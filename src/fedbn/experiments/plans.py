@@ -12,7 +12,7 @@ from torch import nn
 
 from fedbn.core.checks import check_federation
 from fedbn.core.federation import Federation
-from fedbn.core.plan import Plan
+from fedbn.core.plan import Plan, remarks
 from fedbn.core.splits import with_validation
 from fedbn.core.training import Training
 from fedbn.engines.batched import unbatchable
@@ -76,6 +76,7 @@ class Planner:
                 f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
                 f"there are {plan.clients_a_round}"
             )
+        self.warnings += [text for text in remarks(plan) if text not in self.warnings]
         engine = _engine(self.settled or experiment.engine, plan)
         if not job.method.pooled:  # one client: nothing to stack
             self._engines.add(engine)

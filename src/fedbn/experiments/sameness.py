@@ -7,6 +7,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedbn._version import __version__
@@ -14,6 +15,7 @@ from fedbn.engines.crews import cores
 from fedbn.errors import ConfigError, DamagedRun, DataError
 from fedbn.experiments.facts import facts_by_setting
 from fedbn.experiments.plans import Planner
+from fedbn.experiments.schema import Experiment
 from fedbn.experiments.settings import Job
 
 _FREE = {"workers"}  # changes no result
@@ -58,7 +60,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if not isinstance(before.get("config"), Mapping):
         raise DamagedRun("environment.json is missing or damaged: the run cannot be compared")
     now = json.loads(json.dumps(now))
-    if changed := [k for k in _changed(before["config"], now["config"]) if k not in _FREE]:
+    defaults = Experiment().model_dump()  # a key that came with a later fedbn had its default
+    if changed := [
+        key for key in _changed(before["config"], now["config"], defaults) if key not in _FREE
+    ]:
         raise ConfigError(
             f"the configuration changed since the run began: {', '.join(changed)}; "
             "undo that, or start a new run"
@@ -77,12 +82,19 @@ def _weights(todo: Sequence[Job]) -> dict[str, str]:
     return {f: hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files if f}
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any], above: str = "") -> list[str]:
+def _changed(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    above: str = "",
+) -> list[str]:
     found = []
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
+        default = defaults.get(key)
+        old, new = before.get(key, default), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += _changed(old, new, f"{above}{key}.")
+            below = default if isinstance(default, Mapping) else {}
+            found += _changed(old, new, below, f"{above}{key}.")
         elif old != new:
             found.append(f"{above}{key}")
     return found

@@ -44,6 +44,9 @@ class TrainingSection(Section):
     batch_size: Annotated[int | Literal["full"], BeforeValidator(_batch_size)] = Field(
         16, description="samples a batch, the paper's B, or 'full'"
     )
+    last_batch: Literal["keep", "merge", "drop"] = Field(
+        "keep", description="samples left over after a pass: their own batch, joined, or left out"
+    )
     optimizer: str = Field("SGD", description="name of a class in torch.optim")
     optimizer_args: dict[str, Any] = Field({}, description="its arguments beside lr")
     lr: float = Field(0.01, gt=0, description="learning rate of the clients")

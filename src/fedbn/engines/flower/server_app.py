@@ -15,7 +15,7 @@ from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
 
 from fedbn._version import __version__
-from fedbn.core.plan import Plan
+from fedbn.core.plan import Plan, remarks
 from fedbn.core.rounds import RunState
 from fedbn.engines.flower.cost import RoundCost
 from fedbn.engines.flower.engine import Conductor
@@ -95,7 +95,7 @@ def _run_job(
     order = order_of(job, service.federation, service.folder.path.name)
     roster = muster(grid, service.expected(), order, service.limits, note)
     conductor = Conductor(grid, job, order, service.expected, roster, service.limits, note)
-    for text in _commit(experiment, job, conductor, service.folder):
+    for text in [*_commit(experiment, job, conductor, service.folder), *remarks(conductor.plan)]:
         note(text)
     journal = Journal(service.folder.job(*job.key))
     start, known, damaged = journal.resume(conductor.initial())
