@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedbn.results.curves import draw_curves
 from fedbn.results.style import colours
@@ -20,7 +21,7 @@ def test_a_picture_whatever_the_names(names: list[str], tmp_path: Path) -> None:
         for round in (1, 2)
         for name in names
     ]
-    draw_curves(lines, tmp_path / "curves.png", title="a title")
+    draw_curves(lines, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -28,6 +29,39 @@ def test_equal_records_give_equal_pictures(tmp_path: Path) -> None:
     for name in ("1.png", "2.png"):
         draw_curves([record(0.5)], tmp_path / name)
     assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()
+
+
+@pytest.mark.parametrize(("clients", "panels"), [(11, 12), (12, 12), (1000, 12)])
+def test_of_many_clients_some_are_drawn_from_the_worst_to_the_best(
+    clients: int, panels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[str] = []
+    heads: list[str] = []
+
+    def panel(axis: object, name: str, *_: object) -> None:
+        drawn.append(name)
+
+    def saved(figure: Figure, *_: object, **__: object) -> None:
+        heads.append(figure.legends[0].get_title().get_text())
+        heads.append(f"{len(figure.axes)}")
+
+    monkeypatch.setattr("fedbn.results.curves._panel", panel)
+    monkeypatch.setattr(Figure, "savefig", saved)
+    names = [f"c{i}" for i in range(clients)]
+    lines = [record(0.9, name, round=1) for name in names]  # the last round decides
+    lines += [record(1 - i / clients, name, round=2) for i, name in enumerate(names)]
+    draw_curves(lines, tmp_path / "curves.png")
+    assert drawn.pop() == "mean of clients"
+    title, axes = heads
+    assert int(axes) == panels
+    if clients == 11:
+        assert (drawn, title) == (names, "")
+    else:
+        assert title == f"11 of {clients:,} clients, the worst first, and the mean of all"
+        assert len(set(drawn)) == 11
+        assert (drawn[0], drawn[-1]) == (names[-1], names[0])
+    if clients == 1000:  # every hundredth rank: 0, 99.9, 199.8, ... of 999 down
+        assert drawn[1:3] == ["c899", "c799"]
 
 
 def test_no_accuracy_no_picture(tmp_path: Path) -> None:
