@@ -111,6 +111,19 @@ def test_two_signals_stop_at_once(
     assert resumed(home) == uninterrupted
 
 
+def test_a_signal_while_the_picture_is_drawn_is_heard_at_once(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(records: object, file: Path) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("drawn to the end")
+
+    monkeypatch.setattr("fedbn.results.curves.draw_curves", draw)
+    answer = call("resume", finished, pictures=True)
+    assert answer.code == 130
+    assert answer.line == "fedbn: interrupted; finished rounds are saved"
+
+
 def test_a_kill_in_the_middle_of_a_round_leaves_no_worker_behind(
     home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
 ) -> None:

@@ -32,9 +32,10 @@ def launch(
     log: Sequence[str] = (),
 ) -> bool:
     """Run, or go on running, and show what came out; False where all was done before."""
-    with folder.locked(), Stopper() as stop:
+    with folder.locked():
         try:
-            ran = train(folder, raw, stop, where=where, workers=workers, log=log)
+            with Stopper() as stop:  # no longer than there are rounds to end with
+                ran = train(folder, raw, stop, where=where, workers=workers, log=log)
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `fedbn resume {folder.path}`") from error
         show(folder, as_json)

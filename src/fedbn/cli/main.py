@@ -31,7 +31,7 @@ from fedbn.cli import (
     theory,
 )
 from fedbn.cli.output import printable
-from fedbn.errors import ConfigError, FedbnError, unforeseen
+from fedbn.errors import ConfigError, FedbnError, Interrupted, unforeseen
 
 app = typer.Typer(
     name="fedbn",
@@ -97,15 +97,17 @@ def main() -> NoReturn:
 
 def _ended(arguments: list[str], debug: bool) -> int:
     try:
-        code = app(arguments, standalone_mode=False, prog_name="fedbn") or 0
+        code = int(app(arguments, standalone_mode=False, prog_name="fedbn") or 0)
+        if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         sys.stdout.flush()
-        return int(code)
+        return code
     except click.ClickException as error:
         return _refused(error)
     except FedbnError as error:
         return _failed(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
-        return _failed("interrupted before training began; nothing is lost", 130, debug)
+        return _failed("interrupted; finished rounds are saved", Interrupted.exit_code, debug)
     except BrokenPipeError:
         _close_stdout()
         return 1
