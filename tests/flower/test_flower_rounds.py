@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from flower_bench import RAW, Bench, in_one_process
 from safetensors.torch import load
 
+from fedbn.core.federation import Split
 from fedbn.core.rounds import RunState, initial_state
 from fedbn.core.state import Kind, entries
 from fedbn.engines.flower import wire
@@ -53,6 +54,17 @@ def test_the_last_batch_is_dropped_at_the_sites_too(bench: Bench) -> None:
     assert all(torch.equal(found[n], value) for n, value in expected.shared.state.items())
     _, kept, _ = in_one_process({**raw, "training": {**training, "last_batch": "keep"}})
     assert not all(torch.equal(found[n], value) for n, value in kept.shared.state.items())
+
+
+def test_a_site_moves_its_own_data_to_its_device_and_no_stand_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Split] = []
+    to = Split.to
+    monkeypatch.setattr(Split, "to", lambda s, device: moved.append(s) or to(s, device))
+    bench.run(bench.grid(), {**RAW, "training": {"rounds": 1, "local_steps": 1}})
+    assert moved
+    assert not [split for split in moved if split.x.stride(0) == 0]  # one zero, seen many times
 
 
 def test_no_byte_of_batchnorm_travels(bench: Bench) -> None:

@@ -51,7 +51,7 @@ class Desk:
         self._plan = plan_of(job, sites)
         self._options = options
         device = self._plan.training.device
-        self._client = self._plan.federation.to(device).clients[names.index(own.name)]
+        self._client = own.change(lambda split: split.to(device))  # and no stand-in
         sample = own.train.batch(slice(0, 2))[0].cpu()
         self._random = draws_random_numbers(self._plan.initial_model, sample)
         self._replica = Replica(self._plan.initial_model, self._plan.method, device)
