@@ -23,8 +23,8 @@ from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import RunState, initial_state, run_round
 from fedbn.core.training import Training
-from fedbn.engines._memory import keep_freed_memory
 from fedbn.engines.crews import cores, make_crew
+from fedbn.engines.memory import keep_freed_memory
 from fedbn.methods.fedbn import fedbn
 from fedbn.models.abide_net import abide_net
 from fedbn.models.alexnet import alexnet

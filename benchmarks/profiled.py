@@ -12,7 +12,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import initial_state, train_client
 from fedbn.core.training import Training
-from fedbn.engines._memory import keep_freed_memory
+from fedbn.engines.memory import keep_freed_memory
 from fedbn.methods.fedbn import fedbn
 from fedbn.models.digit_cnn import digit_cnn
 

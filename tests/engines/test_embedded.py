@@ -17,6 +17,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.replica import draws_random_numbers
 from fedbn.core.rounds import Record, RunState
 from fedbn.core.server import server_adam
+from fedbn.engines import memory
 from fedbn.engines.embedded import run
 from fedbn.engines.pool import Pool
 from fedbn.errors import Interrupted
@@ -286,6 +287,43 @@ def test_a_client_that_fails_is_named_and_the_run_goes_on(
     assert (state.round, state.shared.unusable()) == (2, None)
     marks = [(r.round, r.client, r.value) for r in diary.records if r.metric == "refused"]
     assert marks == [(1, name, 1.0), (2, name, 1.0)]
+
+
+class CLibrary:
+    """Stands for one that takes no mmap threshold above `most`; keeps what it was asked."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.asked: list[tuple[int, int]] = []
+
+    def mallopt(self, option: int, value: int) -> int:
+        self.asked.append((option, value))
+        return int(option != -3 or value <= self.most)
+
+
+@pytest.fixture(params=[1 << 30, 1 << 25, 0])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CLibrary:
+    made = CLibrary(request.param)
+    monkeypatch.setattr(memory, "_mallopt", lambda: made.mallopt)
+    monkeypatch.setattr(memory, "_granted", {})
+    return made
+
+
+def test_freed_memory_is_kept_or_nothing_is_changed(library: CLibrary):
+    memory.keep_freed_memory()
+    if library.most:
+        kept = {"mmap_threshold": library.most, "trim_threshold": 2**31 - 1, "arenas": 1}
+        assert memory.granted() == kept
+    else:  # with the trim threshold set, the other one would stay at 128 KiB for ever
+        assert memory.granted() == {}
+        assert {option for option, _ in library.asked} == {-3}
+
+
+def test_a_run_in_somebodys_process_leaves_its_allocator_alone(
+    library: CLibrary, vectors: Federation
+):
+    run(plan(fedbn(), vectors))
+    assert library.asked == []
 
 
 def test_models_without_batchnorm_run_too(vectors: Federation):

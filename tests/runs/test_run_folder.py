@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from commanding import RECORD_KEYS, bits, call, newest, records, write_sites
+from fedbn.engines.memory import granted
 from fedbn.errors import ConfigError, DamagedRun, FedbnError
 from fedbn.runs.folder import RunFolder
 
@@ -41,6 +42,7 @@ def test_the_environment_tells_versions_seeds_and_threads(finished: Path) -> Non
     assert {"fedbn", "numpy", "python", "torch", "platform"} == set(environment["versions"])
     assert environment["seeds"] == [0]
     assert environment["threads"]["torch_per_worker"] == 1
+    assert environment["memory"] == granted()
     assert set(environment["data"]) == {"a", "b"}
 
 

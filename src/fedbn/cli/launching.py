@@ -12,6 +12,7 @@ from fedbn.cli.following import Following
 from fedbn.cli.output import print_json, print_summary
 from fedbn.cli.progress import make_progress
 from fedbn.cli.stopping import Stopper
+from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import Interrupted
 from fedbn.experiments.loading import checked
 from fedbn.experiments.plans import Planner
@@ -52,6 +53,7 @@ def train(
     log: Sequence[str] = (),
 ) -> bool:
     """Run, or go on running, in a folder that is held, and show how it goes."""
+    keep_freed_memory()
     _import_from(folder.directory())
     trackers = find_trackers(log)
     listener = Following(make_progress(), trackers, folder)

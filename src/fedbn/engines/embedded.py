@@ -15,7 +15,6 @@ import torch
 from fedbn.core.federation import Client
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Outcome, Record, RunState, initial_state, round_records, run_round
-from fedbn.engines._memory import keep_freed_memory
 from fedbn.engines.crews import make_crew
 from fedbn.errors import Interrupted
 
@@ -53,7 +52,6 @@ def run(
     state = start or initial_state(plan)
     federation = plan.federation.to(plan.training.device)
     on_device = {client.name: client for client in federation.clients}
-    keep_freed_memory()
     with one_torch_thread(), closing(make_crew(plan, workers)) as crew:
         _tell(sinks, plan, crew.notes)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedbn._version import __version__
 from fedbn.engines.crews import cores
+from fedbn.engines.memory import granted
 from fedbn.errors import ConfigError, DamagedRun, DataError
 from fedbn.experiments.facts import facts_by_setting
 from fedbn.experiments.plans import Planner
@@ -42,6 +43,7 @@ def environment_of(
         "inputs": facts_by_setting(
             {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
         ),
+        "memory": granted(),
         "seeds": config["seeds"],
         "threads": {"cores": cores(), "torch_per_worker": 1},
         "versions": {

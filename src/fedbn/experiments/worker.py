@@ -15,6 +15,7 @@ import threading
 from queue import SimpleQueue
 from typing import TextIO
 
+from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.events import Event, Key
 from fedbn.experiments.jobs import execute
@@ -54,6 +55,7 @@ def main(path: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what a user's model prints must not mix with the events
+    keep_freed_memory()
     orders = Orders(sys.stdin)
     folder, planner = RunFolder(path), Planner()
     sys.path.insert(0, str(folder.directory()))  # before the directory a run is resumed from
