@@ -114,6 +114,16 @@ def test_a_run_that_is_there_is_shown_without_training(made: Path) -> None:
     assert ours["run"] == str(run)
 
 
+def test_a_shown_run_without_figures_has_its_tables(made: Path) -> None:
+    raw = tomli_w.dumps({**MINE, "reproduce": {"place": "nowhere"}})
+    (made / "plain.toml").write_text(f"# Plain\n{raw}", encoding="utf-8")
+    run = made / "runs/reproduce/mine-quick/run"
+    answer = call("reproduce", "plain.toml", "--from", run, "--out", "new/shown", cwd=made)
+    assert answer.code == 0, answer.err
+    assert (made / "new/shown/plain.csv").is_file()
+    assert result(made / "new/shown")["figures"] == []
+
+
 def test_jobs_of_a_shown_run_that_have_not_ended_are_left_out(made: Path) -> None:
     run = made / "runs/reproduce/mine-quick/run"
     lines = run.joinpath("metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)

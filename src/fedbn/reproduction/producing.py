@@ -34,12 +34,16 @@ def produce(entry: Entry, request: Request, command: str) -> Outcome:
         request.folder.mkdir(parents=True, exist_ok=True)
     begun, finished = time.monotonic(), (request.folder / RESULT).exists()
     before = _seconds(request.folder)
+    outcome: Outcome | None = None
     try:
         with explained(request.folder):
-            outcome: Outcome = _module(entry).reproduce(request)
+            outcome = _module(entry).reproduce(request)
     finally:
         spent = before if finished else before + time.monotonic() - begun
-        _keep_time(request.folder, spent, made)
+        if outcome or any(request.folder.iterdir()):
+            write_atomically(request.folder / TIME, to_json({"seconds": round(spent, 1)}))
+        else:
+            _remove(made)
     _write_tables(request, outcome)
     facts = _facts(entry, request, outcome, command, spent)
     write_atomically(request.folder / README, _readme(entry, facts, outcome).encode())
@@ -47,11 +51,8 @@ def produce(entry: Entry, request: Request, command: str) -> Outcome:
     return outcome
 
 
-def _keep_time(folder: Path, seconds: float, made: list[Path]) -> None:
-    """Write the time down; nothing is left of a folder into which nothing was written."""
-    if any(folder.iterdir()):
-        write_atomically(folder / TIME, to_json({"seconds": round(seconds, 1)}))
-        return
+def _remove(made: list[Path]) -> None:
+    """Leave nothing of an item that failed before it wrote anything."""
     with suppress(OSError):
         for path in made:
             path.rmdir()
