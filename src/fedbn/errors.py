@@ -60,7 +60,7 @@ class Interrupted(FedbnError):  # noqa: N818
     exit_code = 130
 
 
-def unforeseen(error: Exception) -> str:
+def unforeseen(error: BaseException) -> str:
     """Say in one line that an error came from elsewhere: a user's own code, or a bug.
 
     Examples:

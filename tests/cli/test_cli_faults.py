@@ -14,6 +14,7 @@ from commanding import bits, call, children, newest, records, running, write_sit
 
 # Client b's features are ten times those of a: a model can tell whose batch it sees.
 OWN = """
+import os, sys
 import torch
 from torch import nn
 
@@ -26,6 +27,12 @@ class Odd(nn.Module):
         if self.training and len(x) > 2 and x.abs().max() > self.loud:
             if self.what == "raises":
                 raise RuntimeError("CUDA error:\\nout of patience")
+            if self.what == "exits":
+                sys.exit()
+            if self.what == "ends":
+                os._exit(0)
+            if self.what == "interrupts":
+                raise KeyboardInterrupt
             return x * float(self.what)
         return x
 
@@ -55,6 +62,9 @@ ASKED = ("--rounds", 2, "--seed", 0, "--out", "out", "--workers", 1)
     ("what", "reason"),
     [
         ("raises", "RuntimeError: CUDA error: out of patience"),
+        ("exits", "RuntimeError: it asks for the end of the process: SystemExit()"),
+        ("ends", "RuntimeError: it asks for the end of the process: SystemExit(0)"),
+        ("interrupts", "RuntimeError: it asks for the end of the process: KeyboardInterrupt()"),
         ("nan", "its update has NaN or infinity in "),
         ("inf", "its update has NaN or infinity in "),
     ],
@@ -73,6 +83,32 @@ def test_one_client_fails_and_the_round_goes_on(
     assert refused == {(1, "b"), (2, "b")}
     shared = load_file(newest(tmp_path / "out", "fedavg") / "shared.safetensors")
     assert all(torch.isfinite(value).all() for value in shared.values())
+
+
+def test_what_ends_a_client_ends_no_worker_process(
+    sites: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "odd.py").write_text(OWN)
+    asked = ("--model", "odd:net", "--set", 'model.args.what="interrupts"', "--method", "fedavg")
+    run = ("--rounds", 1, "--seed", 0, "--seed", 1, "--workers", 2, "--out", "out")
+    answer = call("run", "--data", sites, *asked, *run, cwd=tmp_path)
+    assert answer.code == 0
+    for seed in (0, 1):
+        assert f"fedavg seed {seed}: round 1: b: RuntimeError: it asks for the end" in answer.err
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("sys.exit()", 1), ("def net(): sys.exit()", 3), ("def net(): os._exit(0)", 3)],
+)
+def test_a_model_that_ends_the_process_is_no_success(
+    code: str, status: int, sites: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "quits.py").write_text(f"import os, sys\n{code}\n")
+    answer = call("run", "--data", sites, "--model", "quits:net", *ASKED, cwd=tmp_path)
+    assert answer.code == status
+    assert "SystemExit" in answer.line
 
 
 @pytest.mark.parametrize("report", ["last", "best"])

@@ -12,6 +12,7 @@ from fedbn.cli.following import Following
 from fedbn.cli.output import print_json, print_summary
 from fedbn.cli.progress import make_progress
 from fedbn.cli.stopping import Stopper
+from fedbn.core.foreign import held_exits
 from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import Interrupted
 from fedbn.experiments.loading import checked
@@ -59,9 +60,10 @@ def train(
     listener = Following(make_progress(), trackers, folder)
     try:
         experiment, planner = checked(raw, where), Planner()
-        todo = prepare(experiment, planner)
-        listener.jobs = [job.key for job in todo]
-        ran = start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
+        with held_exits():
+            todo = prepare(experiment, planner)
+            listener.jobs = [job.key for job in todo]
+            ran = start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
         listener.finish()
         return ran
     finally:

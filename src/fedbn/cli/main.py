@@ -111,7 +111,7 @@ def _ended(arguments: list[str], debug: bool) -> int:
     except BrokenPipeError:
         _close_stdout()
         return 1
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's code may ask for the end
         _close_stdout()
         return _failed(unforeseen(error), 1, debug)
 

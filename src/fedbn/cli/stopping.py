@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from os import _exit  # the real one, whatever stands in its place during a run
 from types import FrameType
 
 _SHOW_CURSOR = "\x1b[?25h"  # a bar hides it
@@ -35,7 +36,7 @@ class Stopper:
         if self._asked:
             _say(_SHOW_CURSOR if sys.stderr.isatty() else "")
             _say("fedbn: stopped at once; finished rounds are saved\n")
-            os._exit(130)
+            _exit(130)
         self._asked = True
         _say("fedbn: stopping after this round (once more to stop at once) ...\n")
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedbn.core.foreign import contained
+
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -113,8 +115,9 @@ def _works(model: nn.Module, x: Tensor, layout: Layout) -> bool:
     """Tell whether a folded copy can be made and agrees with the model."""
     try:
         probe = _with_other_statistics(copy.deepcopy(model).eval())
-        twin = _folded(probe, layout)
-        return twin is not None and _agrees(probe, twin, x)
+        with contained():
+            twin = _folded(probe, layout)
+            return twin is not None and _agrees(probe, twin, x)
     except Exception:  # whatever a user's forward does under tracing, plain scoring remains
         return False
 

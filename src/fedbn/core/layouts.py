@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedbn.core.foreign import contained
+
 Layout = Callable[[Tensor], Tensor]
 """Lays a batch out anew."""
 _SAMPLES = 4
@@ -82,7 +84,7 @@ def _all_blocked(model: nn.Module, batch: Tensor) -> bool:
         if isinstance(module, nn.Conv2d):
             module.register_forward_pre_hook(lambda _, args: given.append(args[0].is_mkldnn))
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), contained():
             probe(blocked(batch))
     except Exception:  # an operation that does not know blocks
         return False
@@ -115,7 +117,7 @@ def _unblocked(module: nn.Module, args: tuple[object, ...]) -> tuple[object, ...
 def _step(model: nn.Module, batch: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Take a step without the optimiser; gives all gradients and all statistics."""
     model.train()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), contained():
         outputs = model(batch)
         weights = torch.rand(outputs.shape, generator=_draws())
         (outputs * weights).sum().backward()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedbn.core.federation import Client, Federation
+from fedbn.core.foreign import contained
 from fedbn.core.method import Method
 from fedbn.core.randomness import number
 from fedbn.core.selectors import BATCHNORM
@@ -172,7 +173,8 @@ def _check_output(model: nn.Module, federation: Federation) -> None:
 def forward(model: nn.Module, x: torch.Tensor) -> Any:
     """Call a model; what it raises becomes one line."""
     try:
-        return model(x)
+        with contained():
+            return model(x)
     except FedbnError:
         raise
     except Exception as error:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbn.core import folding, layouts
 from fedbn.core.aside import Aside, Helpers, worth_it
+from fedbn.core.foreign import contained
 from fedbn.core.method import Method
 from fedbn.core.packing import Layout, Pack
 from fedbn.core.state import entries, unwrap
@@ -131,7 +132,7 @@ def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
     """
     probe = copy.deepcopy(unwrap(model)).train()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch, contained():
             probe(x)
     except Exception:
         return False  # it will fail again in training, where the client is named

@@ -11,6 +11,7 @@ import torch
 
 from fedbn.core.aggregators import Weighted
 from fedbn.core.federation import Client
+from fedbn.core.foreign import contained
 from fedbn.core.packing import Layout, Pack
 from fedbn.core.plan import Plan
 from fedbn.core.plausible import absurd
@@ -117,19 +118,20 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
     draws = generator(plan.seed, "order", round, client.name)
     replica.load(state.shared, state.local[client.name])
     try:
-        loss = local_train(
-            replica.model,
-            client.train,
-            plan.training,
-            plan.steps(client),
-            draws,
-            plan.method.penalties,
-            replica.shared_parameters,
-            replica.anchor(state.shared) if plan.method.penalties else (),
-            plan.objective,
-            replica.layout(client.train.batch(slice(0, 2))[0]),
-            replica.aside,
-        )
+        with contained():
+            loss = local_train(
+                replica.model,
+                client.train,
+                plan.training,
+                plan.steps(client),
+                draws,
+                plan.method.penalties,
+                replica.shared_parameters,
+                replica.anchor(state.shared) if plan.method.penalties else (),
+                plan.objective,
+                replica.layout(client.train.batch(slice(0, 2))[0]),
+                replica.aside,
+            )
     except Exception as error:
         return failure(client, "", error)
     return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from fedbn.core.federation import Client, Split
+from fedbn.core.foreign import contained
 from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
@@ -56,7 +57,8 @@ def score_pieces(
     """
     try:
         model = replica.scoring_model(state.shared, state.local[client.name])
-        return [evaluate_part(model, p.data, p.part, plan.objective) for p in pieces]
+        with contained():
+            return [evaluate_part(model, p.data, p.part, plan.objective) for p in pieces]
     except Exception as error:
         return failure(client, "cannot be scored: ", error)
 

@@ -17,6 +17,7 @@ import fedbn.data
 import fedbn.models
 from fedbn import registry
 from fedbn.core.federation import Federation
+from fedbn.core.foreign import contained
 from fedbn.core.packing import Layout
 from fedbn.core.state import entries, unwrap
 from fedbn.data._recognize import recognize
@@ -73,7 +74,8 @@ def model_builder(
 
     def make() -> nn.Module:
         try:
-            model = build(**arguments)
+            with contained():
+                model = build(**arguments)
         except FedbnError:
             raise
         except Exception as error:

@@ -12,9 +12,11 @@ import os
 import signal
 import sys
 import threading
+from os import _exit  # the real one, whatever stands in its place while a job runs
 from queue import SimpleQueue
 from typing import TextIO
 
+from fedbn.core.foreign import held_exits
 from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.events import Event, Key
@@ -44,7 +46,7 @@ class Orders:
             else:
                 method, setting, seed = json.loads(line)
                 self.jobs.put((method, setting, seed))
-        os._exit(1)  # the parent is gone; every finished round is on disk
+        _exit(1)  # the parent is gone; every finished round is on disk
 
 
 def main(path: str) -> None:
@@ -68,18 +70,19 @@ def main(path: str) -> None:
         key = orders.jobs.get()
         try:
             known = known or _jobs(folder)
-            execute(known[key], planner, folder, tell, workers=1, stop=orders.stopping.is_set)
-        except Exception as error:
+            with held_exits():
+                execute(known[key], planner, folder, tell, workers=1, stop=orders.stopping.is_set)
+        except BaseException as error:
             tell(_failure(key, error))
             if not isinstance(error, Interrupted):
-                os._exit(1)  # not by the interpreter's end, which waits for who reads the orders
+                _exit(1)  # not by the interpreter's end, which waits for who reads the orders
 
 
 def _jobs(folder: RunFolder) -> dict[Key, Job]:
     return {job.key: job for job in jobs(checked(folder.read_request(), str(folder.config)))}
 
 
-def _failure(key: Key, error: Exception) -> Event:
+def _failure(key: Key, error: BaseException) -> Event:
     if isinstance(error, FedbnError):
         return Event("failed", key, text=str(error), exit_code=error.exit_code)
     log.debug("not foreseen", exc_info=error)
