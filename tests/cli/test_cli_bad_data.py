@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import json
+import os
+import signal
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +133,118 @@ def test_a_file_that_is_no_npz(content: bytes, said: str, tmp_path: Path) -> Non
     assert str(sites / "b.npz") in answer.line
     assert said in answer.line
     assert not (tmp_path / "out").exists()
+
+
+def zipped(file: Path, key: str, content: bytes) -> None:
+    """Put a member into an npz that holds nothing else."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(key, content)
+
+
+def headers(file: Path, local: int, central: int, value: int) -> None:
+    """Change a byte of every header of an archive: of the members, and of the list at its end."""
+    content = bytearray(file.read_bytes())
+    for sign, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        place = content.find(sign)
+        while place >= 0:
+            content[place + offset] = value
+            place = content.find(sign, place + 4)
+    file.write_bytes(content)
+
+
+def damaged(file: Path) -> None:
+    np.savez_compressed(file, **dict(np.load(file)))
+    content = bytearray(file.read_bytes())
+    content[80:120] = b"\xff" * 40
+    file.write_bytes(content)
+
+
+def promising(file: Path) -> None:
+    head = io.BytesIO()
+    shape = (10**12, 6)
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f8", "fortran_order": False, "shape": shape}
+    )
+    zipped(file, "train_x.npy", head.getvalue())
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def one_text(file: Path) -> None:
+    np.savez(file, **{**dict(np.load(file)), "classes": np.array("cat, dog")})
+
+
+ARCHIVES = {
+    "encrypted": (lambda file: headers(file, 6, 8, 1), "encrypted"),
+    "damaged": (damaged, "damaged or not an npz file"),
+    "an unknown compression": (lambda file: headers(file, 8, 10, 99), "compression"),
+    "no arrays": (lambda file: zipped(file, "train_x", b"text"), "train_x is not an array"),
+    "one text as classes": (one_text, "classes of shape (); expected one name a class"),
+    "terabytes promised": (promising, "an array larger than this machine's memory"),
+    "a pipe": (pipe, "not a file, but a pipe"),
+}
+
+
+@pytest.fixture
+def _no_waiting() -> Iterator[None]:
+    """Reading from a pipe waits for ever: an alarm ends it."""
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("waited too long"))
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # numpy's own, of a broken zip file
+@pytest.mark.parametrize(("change", "said"), ARCHIVES.values(), ids=ARCHIVES)
+def test_run_and_check_say_the_same_of_a_bad_archive(
+    change: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    sites = write_sites(tmp_path / "sites")
+    change(sites / "b.npz")
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert str(sites / "b.npz") in answer.line
+    assert said in answer.line
+    answer = call("data", "check", sites, "--json")
+    (finding,) = json.loads(answer.out)["findings"]
+    assert answer.code == 4
+    assert (finding["severity"], finding["file"]) == ("error", str(sites / "b.npz"))
+    assert said in finding["text"]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_two_clients_that_are_one_file(link: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", "a")
+    link(sites / "a.npz", sites / "b.npz")
+    for command in (("run", "--out", tmp_path / "out", "--data"), ("data", "check")):
+        answer = call(*command, sites)
+        assert answer.code == 4
+        assert "each client needs data of its own" in " ".join((answer.out + answer.err).split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_classes_of_one_name(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", "a", _with_classes("cat", "cat"))
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert "two classes are called 'cat'" in answer.line
+
+
+@pytest.mark.parametrize("second", ["Cat", "cat ", "ｃat"])
+def test_classes_that_differ_in_case_or_signs_only_are_pointed_out(
+    second: str, tmp_path: Path
+) -> None:
+    sites = write_sites(tmp_path / "sites", "a", _with_classes("cat", second))
+    answer = call("run", "--data", sites, "--model", "mlp", "--dry-run")
+    assert answer.code == 0
+    assert f"classes 'cat' and {second!r} differ in case" in answer.err
+    found = json.loads(call("data", "check", sites, "--json").out)["findings"]
+    assert sum("differ in case" in finding["text"] for finding in found) == 1
 
 
 def test_a_bit_of_an_npz_is_flipped(tmp_path: Path) -> None:

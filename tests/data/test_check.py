@@ -90,6 +90,12 @@ def test_sixteen_bit_pictures_are_noted_and_must_fit_the_depth(pictures):
     assert "pixels from 0 to 4095, beyond 0 to 1023; raise data.depth" in error.text
 
 
+def test_classes_that_differ_in_case_only(pictures):
+    (pictures / "b" / "cat").rename(pictures / "b" / "Cat")
+    texts = [text for _, _, text in found(examine(pictures), "warning")]
+    assert any(text.startswith("classes 'Cat' and 'cat' differ in case") for text in texts)
+
+
 def test_the_same_file_at_two_sites_or_classes(pictures):
     noise(0).save(pictures / "b" / "cat" / "copy.png")
     noise(1).save(pictures / "a" / "dog" / "copy.png")

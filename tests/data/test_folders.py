@@ -177,3 +177,17 @@ def test_links_to_above_are_neither_sites_nor_classes(own):
     federation = folders(str(own))
     assert [client.name for client in federation.clients] == ["a"]
     assert federation.classes == ("x", "y")
+
+
+def test_two_sites_that_are_one_folder_by_a_link_are_refused(own):
+    make(own, {"a/x": 5, "a/y": 5})
+    (own / "b").symlink_to(own / "a")
+    with pytest.raises(DataError, match=r"own/b: the same as .*own/a, by a link; each client"):
+        folders(str(own))
+
+
+def test_a_pipe_among_pictures_is_named_and_not_waited_for(own):
+    make(own, {"a/x": 5, "a/y": 5})
+    os.mkfifo(own / "a" / "x" / "pipe.png")
+    with pytest.raises(DataError, match=r"pipe\.png: not a file, but a pipe"):
+        folders(str(own), cache=True)

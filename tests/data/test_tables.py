@@ -196,3 +196,10 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         (tmp_path / f"{name}.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match=r"pip install 'fedbn\[tables\]'"):
         tables(str(tmp_path), label="ill")
+
+
+def test_two_sites_that_are_one_table_by_a_link_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("x,ill\n1,0\n2,1\n")
+    (tmp_path / "b.csv").hardlink_to(tmp_path / "a.csv")
+    with pytest.raises(DataError, match=r"the same as .*a\.csv, by a link"):
+        tables(str(tmp_path), "ill")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -24,7 +25,8 @@ def check_federation(federation: Federation) -> list[str]:
     if len(federation.classes) < 2:
         raise DataError(f"{where}: {len(federation.classes)} class(es); at least 2 are needed")
     _check_names(federation, where)
-    warnings: list[str] = []
+    _check_classes(federation.classes, where)
+    warnings = similar_classes(federation.classes)
     for client in federation.clients:
         for name, split in _splits(client):
             _check_split(split, f"{where}, client {client.name}, {name}", federation)
@@ -55,6 +57,32 @@ def _check_names(federation: Federation, where: str) -> None:
         if client.name in seen:
             raise DataError(f"{where}: two clients are called {client.name!r}")
         seen.add(client.name)
+
+
+def _check_classes(classes: tuple[str, ...], where: str) -> None:
+    twice = [name for number, name in enumerate(classes) if name in classes[:number]]
+    if twice:
+        raise DataError(f"{where}: two classes are called {twice[0]!r}; names must differ")
+
+
+def similar_classes(classes: Sequence[str]) -> list[str]:
+    """Point out names that a person may have meant to be one class.
+
+    Examples:
+        >>> similar_classes(["cat", "Cat", "dog"])
+        ["classes 'cat' and 'Cat' differ in case or spelling of signs only: taken as two classes"]
+    """
+    first: dict[str, str] = {}
+    pairs = [
+        (first.setdefault(unicodedata.normalize("NFKC", name).casefold().strip(), name), name)
+        for name in classes
+    ]
+    return [
+        f"classes {known!r} and {name!r} differ in case or spelling of signs only: "
+        "taken as two classes"
+        for known, name in pairs
+        if known != name
+    ]
 
 
 def _splits(client: Client) -> Iterator[tuple[str, Split]]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedbn.core.checks import similar_classes
 from fedbn.data._domains import Benchmark
 from fedbn.data._files import Trouble, scan, shown, subfolders
 from fedbn.data._finding import Finding, Severity
@@ -75,6 +76,7 @@ def _examine(
         seen = list(pool.map(lambda each: _look(each, depth), pictures))
     yield from _about_each(seen)
     yield from _about_sites(seen, classes)
+    yield from (Finding("warning", "", "", text) for text in similar_classes(classes))
     yield from _twice(seen)
 
 

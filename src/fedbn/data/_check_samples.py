@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fedbn.core.checks import similar_classes
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.data._finding import Finding
 
@@ -25,6 +26,8 @@ def examine_samples(federation: Federation) -> Iterator[Finding]:
             yield from _values(client.name, part, split)
             yield from _labels_in_range(client.name, part, split.y, len(federation.classes))
         yield from _classes(client, federation.classes)
+    for text in similar_classes(federation.classes):
+        yield Finding("warning", "", "", text)
     usable = [c for c in federation.clients if c.train.x.numel() and c.train.x.dim() > 1]
     if len({tuple(client.train.x.shape[1:]) for client in usable}) == 1:
         yield from _constants(usable)

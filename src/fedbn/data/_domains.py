@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedbn.core.federation import Federation
 from fedbn.data._augment import FlipAndTurn
-from fedbn.data._files import shown, subfolders
+from fedbn.data._files import check_distinct, shown, subfolders
 from fedbn.data._picking import checked_domains
 from fedbn.data._picture_sets import (
     Division,
@@ -63,6 +63,7 @@ class Benchmark:
         """
         check_folder(root, f"the folders {', '.join(self.domains)}")
         homes = self._found(root, self.domains)
+        check_distinct([home for domain in self.domains for home in homes[domain]])
         return {domain: self._pictures(homes[domain]) for domain in self.domains}
 
     def _pictures(self, homes: Sequence[Path]) -> PictureSet:

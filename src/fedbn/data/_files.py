@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedbn.errors import DataError
 
+_NO_FILE = "not a file, but a pipe, a socket or a device"
 _SKIPPED = frozenset({"__MACOSX", "__pycache__", "@eaDir"})
 
 
@@ -75,8 +76,27 @@ def _scan(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path | Tr
             yield from _scan(entry, above | {inode})
         elif entry.is_symlink() and not entry.exists():
             yield Trouble(entry, "a link that leads nowhere")
+        elif not entry.is_file():
+            yield Trouble(entry, _NO_FILE)
         else:
             yield entry
+
+
+def check_regular(file: Path) -> None:
+    """Refuse what would not end when read: a pipe, a device."""
+    if file.exists() and not file.is_file():
+        raise DataError(f"{shown(file)}: {_NO_FILE}")
+
+
+def check_distinct(places: Sequence[Path]) -> None:
+    """Refuse two clients whose files or folders are one, by a link."""
+    first: dict[tuple[int, int], Path] = {}
+    for place in places:
+        if place.exists() and (known := first.setdefault(_inode(place), place)) is not place:
+            raise DataError(
+                f"{shown(place)}: the same as {shown(known)}, by a link; "
+                "each client needs data of its own"
+            )
 
 
 def _inode(folder: Path) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedbn.data._files import is_hidden, shown
+from fedbn.data._files import check_distinct, is_hidden, shown
 from fedbn.data._table_files import SUFFIXES, Table, is_missing, read_table
 from fedbn.errors import ConfigError, DataError
 
@@ -29,6 +29,7 @@ def read_sites(path: Path, site: str | None) -> dict[str, Table]:
     if site is None:
         if len(files) == 1:
             raise ConfigError(f"{shown(path)}: one table: name its column of sites in data.site")
+        check_distinct(files)
         stems = [file.stem for file in files]
         for file in files:
             if stems.count(file.stem) > 1:

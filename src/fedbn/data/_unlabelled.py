@@ -23,7 +23,7 @@ from fedbn.data._labels import labels_of, places
 from fedbn.data._table_files import SUFFIXES, read_table
 from fedbn.data._unlabelled_pictures import Found, find_pictures, read_like
 from fedbn.data._unlabelled_tables import features, table_labels
-from fedbn.data.arrays import read_npz, samples_in
+from fedbn.data.arrays import class_names, read_npz, samples_in
 from fedbn.errors import DataError
 
 Part = Literal["train", "test"]
@@ -127,9 +127,9 @@ def _array_labels(
     flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.dtype.kind == "f" and np.array_equal(flat, np.round(flat)):
         flat = flat.astype(np.int64)
-    if "classes" not in content or flat.dtype.kind in "US":
+    own = class_names(content, file)
+    if own is None or flat.dtype.kind in "US":
         return torch.from_numpy(labels_of(flat, n, classes, where))
-    own = tuple(map(str, content["classes"]))
     names = [own[label] for label in labels_of(flat, n, own, where)]
     return torch.from_numpy(places(names, classes, where))
 

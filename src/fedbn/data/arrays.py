@@ -7,7 +7,6 @@ taken as they are. Images may be (n, h, w), (n, h, w, c) or (n, c, h, w).
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedbn.core.federation import Client, Federation, Split
+from fedbn.data._files import check_distinct, check_regular, shown
 from fedbn.data._info import Info
 from fedbn.errors import ConfigError, DataError
 
@@ -48,6 +48,7 @@ def arrays(path: str | None = None) -> Federation:
         raise DataError(f"{folder}: no such folder")
     if not files:
         raise DataError(f"{folder}: no clients; expected one NAME.npz a client")
+    check_distinct(files)
     contents = {file: read_npz(file) for file in files}
     classes = common_classes(contents)
     clients = tuple(_client(file, content) for file, content in contents.items())
@@ -56,24 +57,43 @@ def arrays(path: str | None = None) -> Federation:
 
 def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
     """Read an npz whole; pickled objects are refused, a damaged file is named."""
+    check_regular(file)  # a pipe would be waited for, for ever
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise DataError(f"{file}: not an npz file")
-            return {key: content[key] for key in content.files}
-    except ValueError as error:
+            found = {key: content[key] for key in content.files}
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{file}: an array larger than this machine's memory ({error})") from error
+    except Exception as error:  # a damaged archive raises whatever its readers meet first
         if "pickle" in str(error).lower():
             raise DataError(
                 f"{file}: holds pickled objects, which can run code: refused"
             ) from error
-        raise DataError(f"{file}: damaged or not an npz file ({error})") from error
-    except (OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise DataError(f"{file}: damaged or not an npz file ({error})") from error
+        reason = " ".join(str(error).split())
+        raise DataError(f"{file}: damaged or not an npz file ({reason})") from error
+    for key, value in found.items():
+        if not isinstance(value, np.ndarray):
+            raise DataError(f"{file}: {shown(key)} is not an array; legal are .npy members")
+    return found
+
+
+def class_names(content: Mapping[str, NDArray[np.generic]], file: Path) -> tuple[str, ...] | None:
+    """Read the names of the classes; None where the file has none."""
+    names = content.get("classes")
+    if names is None:
+        return None
+    if names.ndim != 1:
+        raise DataError(f"{file}: classes of shape {names.shape}; expected one name a class")
+    return tuple(map(str, names))
 
 
 def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -> tuple[str, ...]:
     """Find the classes that all files agree on: by name where given, else by the largest label."""
-    named = {file: tuple(map(str, c["classes"])) for file, c in contents.items() if "classes" in c}
+    read = {file: class_names(content, file) for file, content in contents.items()}
+    named = {file: names for file, names in read.items() if names is not None}
     if named:
         first_file, first = next(iter(named.items()))
         for file in contents:

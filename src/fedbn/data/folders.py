@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedbn.core.checks import check_name
 from fedbn.core.federation import Client, Federation
-from fedbn.data._files import shown, subfolders
+from fedbn.data._files import check_distinct, shown, subfolders
 from fedbn.data._image_sizes import choose_size
 from fedbn.data._images import DEPTH
 from fedbn.data._info import Info
@@ -110,7 +110,9 @@ def _about_depth(clients: Sequence[Client], depth: int) -> str:
 def find_sites(folder: Path) -> list[Site]:
     """Find the sites below a folder, with their class folders."""
     check_folder(folder, LAYOUT)
-    sites = [find_site(home) for home in subfolders(folder)]
+    homes = subfolders(folder)
+    check_distinct(homes)
+    sites = [find_site(home) for home in homes]
     if not sites:
         raise DataError(f"{shown(folder)}: no sites; expected {LAYOUT}")
     return sites
