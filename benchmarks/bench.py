@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from fedbn.core.rounds import RunState, initial_state, run_round
 from fedbn.core.training import Training
 from fedbn.engines.crews import cores, make_crew
 from fedbn.engines.memory import keep_freed_memory
+from fedbn.errors import unknown
 from fedbn.methods.fedbn import fedbn
 from fedbn.models.abide_net import abide_net
 from fedbn.models.alexnet import alexnet
@@ -324,8 +326,19 @@ ROWS: dict[str, Callable[[float], list[Row]]] = {
 }
 
 
+def chosen_rows(arguments: list[str]) -> list[str]:
+    """Read the command line; ends the process where it names no row."""
+    parser = argparse.ArgumentParser("scripts/bench", description=__doc__)
+    parser.add_argument("row", nargs="*", help=f"any of {', '.join(ROWS)}; all unless given")
+    found: list[str] = parser.parse_args(arguments).row
+    for name in found:
+        if name not in ROWS:
+            parser.error(unknown("row", name, ROWS))
+    return found or list(ROWS)
+
+
 def main() -> None:
-    chosen = sys.argv[1:] or list(ROWS)
+    chosen = chosen_rows(sys.argv[1:])
     peaks = []
     rows: list[Row] = []
     print(f"{machine()}\n\n{'':34} {'plain':>9} {'ours':>9}  {'unit':12} ratio")
