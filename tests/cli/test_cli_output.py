@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import typer
 
 import fedbn
-from commanding import Processes, call, records, write_sites
+from commanding import SOURCE, Processes, call, records, write_sites
 from fedbn.cli.main import app
 
 COMMANDS = ["run", "resume", "inspect", "ls", "schema"]
@@ -72,6 +74,60 @@ def test_a_reader_that_goes_away_is_no_error(processes: Processes, tmp_path: Pat
     process.stdout.close()
     assert process.wait(60) == 1
     assert (tmp_path / "stderr").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("closed", "printed"), [(">&-", False), ("2>&-", True), ("<&- >&- 2>&-", False)]
+)
+def test_a_closed_stream_is_no_error(closed: str, printed: bool, tmp_path: Path) -> None:
+    asked = f'exec "{sys.executable}" -m fedbn schema {closed}'
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(["sh", "-c", asked], cwd=tmp_path, env=env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) is printed
+
+
+def test_libraries_that_warn_do_not_end_the_command(processes: Processes, tmp_path: Path) -> None:
+    answer = processes.run("schema", cwd=tmp_path, env={"PYTHONWARNINGS": "error"})
+    assert (answer.code, answer.err) == (0, "")
+
+
+def test_a_notebooks_backend_is_not_used(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(records: object, file: Path) -> None:
+        subprocess.run([sys.executable, "-c", "import matplotlib.pyplot"], check=True)
+
+    monkeypatch.setenv("MPLBACKEND", "module://not_installed.backend_inline")
+    monkeypatch.setattr("fedbn.results.curves.draw_curves", draw)
+    answer = call("resume", finished, pictures=True)
+    assert answer.code == 0, answer.err
+
+
+def test_a_directory_that_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    asked = f'rmdir "$PWD"; exec "{sys.executable}" -m fedbn ls'
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        ["sh", "-c", asked], cwd=tmp_path / "gone", env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    said = "fedbn: the current directory was removed: change into one that exists\n"
+    assert (done.stdout, done.stderr) == ("", said)
+
+
+def test_the_benchmark_names_its_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(SOURCE.parent))
+    from benchmarks.bench import ROWS, chosen_rows
+
+    assert chosen_rows([]) == list(ROWS)
+    assert chosen_rows(["mlp", "digits"]) == ["mlp", "digits"]
+    for arguments, code in ((["nonsense"], 2), (["--help"], 0)):
+        with pytest.raises(SystemExit) as end:
+            chosen_rows(arguments)
+        assert end.value.code == code
+        told = capsys.readouterr()
+        assert all(name in " ".join((told.out + told.err).split()) for name in ROWS)
 
 
 def test_results_on_stdout_messages_on_stderr(sites: Path, tmp_path: Path) -> None:

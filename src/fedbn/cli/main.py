@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import click
@@ -84,6 +85,7 @@ def _fedbn(
 
 def main() -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
+    _open_streams()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     if debug:
@@ -91,12 +93,14 @@ def main() -> NoReturn:
         logging.basicConfig(level=logging.DEBUG)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # ± in a table, on an ASCII terminal
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's backend need not be installed here
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(_ended(arguments or ["--help"], debug))
 
 
 def _ended(arguments: list[str], debug: bool) -> int:
     try:
+        _check_directory()
         code = int(app(arguments, standalone_mode=False, prog_name="fedbn") or 0)
         if code == Interrupted.exit_code:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
@@ -114,6 +118,23 @@ def _ended(arguments: list[str], debug: bool) -> int:
     except (Exception, SystemExit) as error:  # a user's code may ask for the end
         _close_stdout()
         return _failed(unforeseen(error), 1, debug)
+
+
+def _open_streams() -> None:
+    """Let closed streams lead nowhere: the next file to be opened would take their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _check_directory() -> None:
+    """Refuse a directory that is gone before torch looks for it, which ends the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the current directory was removed: change into one that exists"
+        ) from None
 
 
 def _refused(error: click.ClickException) -> int:
