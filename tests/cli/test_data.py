@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -101,6 +102,17 @@ def test_ls_tells_what_is_here(data_folder):
     assert header.split() == ["name", "clients", "classes", "shape", "here", "from", "licence"]
     assert len(lines) == len(listed)
     assert str(data_folder) in answer.err
+
+
+def test_ls_says_what_must_be_installed(data_folder, monkeypatch):
+    (data_folder / "digits").mkdir()
+    (data_folder / "digits" / "mnist.npz").touch()
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    found = {each["name"]: each for each in json.loads(done("ls", "--json").out)["data"]}
+    assert not found["morpho_mnist"]["here"]
+    assert found["digits_mini"]["here"]
+    row = next(line for line in done("ls").out.splitlines() if line.startswith("morpho_mnist"))
+    assert "fedbn[morpho]" in row
 
 
 def test_prepare_reads_the_data_once_and_counts(data_folder):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from raw_digits import (
 
 from fedbn.data import _downloads, _prepare
 from fedbn.data._downloads import Remote
+from fedbn.data._info import Info
 from fedbn.data._prepare import provide
 from fedbn.data.digits import digits
 from fedbn.data.domainnet import BENCHMARK as DOMAINNET
@@ -237,8 +241,29 @@ def test_digits_without_an_address_are_named_with_what_to_get_and_where_to_put_i
 
 @pytest.mark.parametrize("name", ["office_caltech10", "domainnet", "abide"])
 def test_other_data_without_an_address(data_folder, name):
-    with pytest.raises(DataError, match=f"{name} is missing: get .*http.*; put it in .*{name}"):
+    with pytest.raises(
+        DataError, match=f"{name} is missing: get .*http.*; put it in .*{name} .*FEDBN_DATA"
+    ):
         prepare(name=name)
+    load = getattr(importlib.import_module(f"fedbn.data.{name}"), name)
+    with pytest.raises(DataError, match=f"data prepare {name}` says how .* FEDBN_DATA names"):
+        load()
+    with pytest.raises(DataError, match=r"no such folder; expected [^`]*$"):
+        load(path="elsewhere")
+
+
+def test_a_data_set_that_recognises_no_files_takes_none_over(monkeypatch, tmp_path):
+    info = Info("own", "1 of 2", 2, "4", "by hand", "none", files=("own/*",))
+    monkeypatch.setitem(sys.modules, "fedbn.data.own", SimpleNamespace(INFO=info))
+    with pytest.raises(ConfigError, match=r"data own takes no files over; put them in .*/own "):
+        prepare(tmp_path, name="own")
+    file = tmp_path / "a.txt"
+    file.write_text("mine")
+    hook = SimpleNamespace(INFO=info, places=lambda folder: {folder / "a.txt": Path("own/a.txt")})
+    monkeypatch.setitem(sys.modules, "fedbn.data.own", hook)
+    assert prepare(tmp_path, name="own").told == [
+        "own: 1 new file(s) taken over, 0 were there already"
+    ]
 
 
 def test_data_that_needs_no_files():

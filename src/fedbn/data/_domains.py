@@ -66,6 +66,23 @@ class Benchmark:
         check_distinct([home for domain in self.domains for home in homes[domain]])
         return {domain: self._pictures(homes[domain]) for domain in self.domains}
 
+    def places(self, folder: Path) -> dict[Path, Path]:
+        """Recognise the pictures in a folder or right below; other classes are left out.
+
+        Returns:
+            Where below the data root each goes.
+        """
+        refusals = []
+        for place in (folder, *subfolders(folder)):
+            try:
+                sets = self.pictures(place)
+            except DataError as error:
+                refusals.append(error)
+                continue
+            files = [file for pictures in sets.values() for file in pictures.files]
+            return {file: Path(self.name, file.relative_to(place)) for file in files}
+        raise refusals[0]
+
     def _pictures(self, homes: Sequence[Path]) -> PictureSet:
         # Office-31 keeps the classes of a domain one folder deeper, in `images`.
         deeper = [home / "images" if (home / "images").is_dir() else home for home in homes]

@@ -16,9 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedbn.data._digit_files import Source, find_source
-from fedbn.data._domains import Benchmark
 from fedbn.data._files import shown, subfolders
-from fedbn.data.abide import find_subjects, phenotype_table
 from fedbn.errors import DataError
 
 Places = Mapping[Path, Path]
@@ -32,27 +30,6 @@ def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
     places = list(_folders(folder, _DEPTH))
     found = {domain: _first_source(places, domain) for domain in domains}
     return {domain: _digit_files(source) for domain, source in found.items() if source}
-
-
-def picture_places(folder: Path, benchmark: Benchmark) -> Places:
-    """Recognise a benchmark of pictures in a folder or right below; other classes stay behind."""
-    refusals = []
-    for place in _folders(folder, 1):
-        try:
-            sets = benchmark.pictures(place)
-        except DataError as error:
-            refusals.append(error)
-            continue
-        files = [file for pictures in sets.values() for file in pictures.files]
-        return {file: Path(benchmark.name, file.relative_to(place)) for file in files}
-    raise refusals[0]
-
-
-def abide_places(folder: Path) -> Places:
-    """Recognise the series of the four sites and the phenotype table, at any depth."""
-    files = [file for subjects in find_subjects(folder).values() for file, _ in subjects]
-    files.append(phenotype_table(folder))
-    return {file: Path("abide", file.relative_to(folder)) for file in files}
 
 
 def take_over(places: Places, root: Path) -> int:

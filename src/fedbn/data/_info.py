@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class Info:
         licence: As its owners state it.
         files: Patterns below the data root, all of which must match for the data to be there;
             empty for data that needs no file.
+        module: What must be installed to read or make it, beside this library's own needs.
+        extra: The part of this library that brings the module (`pip install fedbn[EXTRA]`).
     """
 
     title: str
@@ -32,6 +35,12 @@ class Info:
     source: str
     licence: str
     files: tuple[str, ...] = ()
+    module: str = ""
+    extra: str = ""
+
+    def is_installed(self) -> bool:
+        """Tell whether the module it needs is there."""
+        return not self.module or importlib.util.find_spec(self.module) is not None
 
     def is_there(self, root: Path | None = None) -> bool:
         """Tell whether the files it needs are below the data root."""

@@ -16,6 +16,7 @@ from fedbn.core.splits import stratified
 from fedbn.data._cache import cached, fingerprint
 from fedbn.data._files import shown
 from fedbn.data._images import DEPTH, check_depth, pictures_below, read_pictures
+from fedbn.data._info import data_root
 from fedbn.errors import ConfigError, DataError
 
 _VERSION = 2
@@ -147,4 +148,9 @@ def of_one_type(clients: Sequence[Client]) -> tuple[Client, ...]:
 def check_folder(folder: Path, wanted: str) -> None:
     """Refuse a path that is not a folder, saying what should be there."""
     if not folder.is_dir():
-        raise DataError(f"{shown(folder)}: no such folder; expected {wanted}")
+        hint = (
+            f"; `fedbn data prepare {folder.name}` says how to get it, FEDBN_DATA names the folder "
+            "above"
+        )
+        ours = folder.parent == data_root()
+        raise DataError(f"{shown(folder)}: no such folder; expected {wanted}{hint if ours else ''}")

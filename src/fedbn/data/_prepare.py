@@ -17,7 +17,7 @@ from fedbn.data._digit_files import DOMAINS, Source, describe_forms, find_source
 from fedbn.data._domains import Benchmark
 from fedbn.data._downloads import REMOTE, Listener, fetch
 from fedbn.data._files import shown
-from fedbn.data._imports import abide_places, digit_places, picture_places, take_over
+from fedbn.data._imports import Places, digit_places, take_over
 from fedbn.data._info import Info, data_root
 from fedbn.errors import ConfigError, DataError, unknown
 
@@ -64,12 +64,26 @@ def provide(name: str, options: Mapping[str, Any], source: Path | None, listener
     if isinstance(info, DigitsInfo):
         _provide_digits(_wanted(info, options), options, source, listener)
     elif source:
-        benchmark = benchmark_of(name)
-        places = picture_places(source, benchmark) if benchmark else abide_places(source)
+        places = _places(name, source)
         _told(name, take_over(places, data_root()), len(places), listener)
     elif not info.is_there():
         text = BY_HAND.get(name, info.source)
-        raise DataError(f"{name} is missing: get {text}; put it in {data_root() / name}")
+        raise DataError(
+            f"{name} is missing: get {text}; put it in {data_root() / name} "
+            "(FEDBN_DATA names the folder above)"
+        )
+
+
+def _places(name: str, source: Path) -> Places:
+    """Ask a data set which files of a folder are its own: the function `places` of its module."""
+    hook = getattr(importlib.import_module(f"fedbn.data.{name}"), "places", None)
+    if hook is None:
+        raise ConfigError(
+            f"--from {shown(source)}: data {name} takes no files over; put them in "
+            f"{data_root() / name} (FEDBN_DATA names the folder above)"
+        )
+    found: Places = hook(source)
+    return found
 
 
 def _provide_digits(

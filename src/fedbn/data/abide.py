@@ -116,6 +116,13 @@ def phenotype_table(folder: Path) -> Path:
     return tables[0]
 
 
+def places(folder: Path) -> dict[Path, Path]:
+    """Recognise the series of the four sites and the phenotype table, at any depth."""
+    files = [file for subjects in find_subjects(folder).values() for file, _ in subjects]
+    files.append(phenotype_table(folder))
+    return {file: Path("abide", file.relative_to(folder)) for file in files}
+
+
 def _phenotypes(folder: Path) -> dict[str, tuple[str, str]]:
     """Site and diagnosis (1 autism, 2 control) by FILE_ID."""
     table = phenotype_table(folder)

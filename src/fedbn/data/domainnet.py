@@ -44,6 +44,8 @@ INFO = Info(
     files=tuple(f"domainnet/{domain}/*" for domain in BENCHMARK.domains),
 )
 
+places = BENCHMARK.places
+
 
 def domainnet(
     path: str | None = None,

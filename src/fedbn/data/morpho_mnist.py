@@ -30,6 +30,8 @@ INFO = DigitsInfo(
     source="made here from MNIST in FEDBN_DATA/digits",
     licence="as MNIST: CC BY-SA 3.0",
     files=("digits/*",),
+    module="skimage",
+    extra="morpho",
     domains=("mnist",),
 )
 

@@ -62,6 +62,8 @@ BENCHMARK = Benchmark(
     },
 )
 
+places = BENCHMARK.places
+
 
 def office_caltech10(
     path: str | None = None,

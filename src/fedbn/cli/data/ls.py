@@ -39,12 +39,22 @@ def _found() -> list[dict[str, Any]]:
     from fedbn.data._prepare import info_of
 
     infos = {name: info_of(name) for name in registry.names(fedbn.data)}
-    return [{"name": n, **asdict(info), "here": info.is_there()} for n, info in infos.items()]
+    return [
+        {
+            "name": name,
+            **asdict(info),
+            "here": info.is_there() and info.is_installed(),
+            "installed": info.is_installed(),
+        }
+        for name, info in infos.items()
+    ]
 
 
 def _row(facts: dict[str, Any]) -> list[object]:
     own = facts["source"] == "data.path"
     here = "yours" if own else "yes" if facts["here"] else "no"
+    if not facts["installed"]:
+        here = f"needs fedbn[{facts['extra']}]"
     source = "your own files" if own else facts["source"]
     classes = facts["classes"] or "any"
     return [
