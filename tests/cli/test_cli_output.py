@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -68,8 +69,11 @@ def test_python_m_and_completion(processes: Processes, tmp_path: Path) -> None:
     assert "_fedbn_completion" in script.out
 
 
-def test_a_reader_that_goes_away_is_no_error(processes: Processes, tmp_path: Path) -> None:
-    process = processes.start("schema", cwd=tmp_path)
+@pytest.mark.parametrize("command", [["schema"], ["inspect", "mlp"]])  # a text, and a table
+def test_a_reader_that_goes_away_is_no_error(
+    command: list[str], processes: Processes, tmp_path: Path
+) -> None:
+    process = processes.start(*command, cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(60) == 1
@@ -160,6 +164,44 @@ def test_json_for_a_program(finished: Path) -> None:
     assert {client: shown[client]["mean"] for client in "ab"} == scores
     assert shown["mean"]["mean"] == sum(scores.values()) / 2
     assert shown["mean"]["std"] is None
+
+
+TALKS = """
+from torch import nn
+print("imported")
+class Net(nn.Sequential):
+    def __init__(self, classes=2):
+        print("built")
+        super().__init__(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+    def forward(self, x):
+        print("called")
+        return super().forward(x)
+"""
+
+
+def test_what_a_users_model_prints_does_not_mix_with_results(sites: Path, tmp_path: Path) -> None:
+    (tmp_path / "talks.py").write_text(TALKS)
+    asked = ("--model", "talks:Net", "--rounds", 1, "--seed", 0, "--method", "fedbn")
+    commands: list[tuple[object, ...]] = [
+        ("run", "--data", sites, *asked, "--out", "out", "--workers", 1, "--json"),
+        ("inspect", "talks:Net", "--json"),
+        ("evaluate", "out", "--json"),
+    ]
+    for command in commands:
+        answer = call(*command, cwd=tmp_path)
+        assert answer.code == 0, answer.err
+        json.loads(answer.out)
+        assert {"imported", "built"} <= set(answer.err.split())
+    assert "called" in answer.err
+
+
+def test_results_go_out_by_one_door() -> None:
+    for file in (SOURCE / "fedbn" / "cli").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+                parsing = file.name in ("main.py", "__init__.py")  # versions and help
+                where = {keyword.arg for keyword in node.keywords}
+                assert parsing or "file" in where, f"{file}:{node.lineno}: emit() prints results"
 
 
 def test_dry_run_checks_everything_and_writes_nothing(sites: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, opened, say
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _tell(made: Adaptation, site: str, samples: int, home: Path | None) -> None:
     for text in made.warnings:
         say(f"warning: {text}")
     like = f" like {made.like}" if made.like else ""
-    print(f"{site}: {made.options.how}{like}, from {samples} samples; stored in {home}")
+    emit(f"{site}: {made.options.how}{like}, from {samples} samples; stored in {home}")
 
 
 def _join(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.output import emit, plain, stdout_console
+
 if TYPE_CHECKING:
     from fedbn.results.compare import Comparison, Side
 
@@ -57,7 +59,7 @@ def compare(
     if form is Form.TEXT:
         _print(found)
     else:
-        print(_rendered(found, form), end="")
+        emit(_rendered(found, form), end="")
 
 
 def _split(text: str) -> list[str]:
@@ -93,7 +95,6 @@ def _rendered(found: Comparison, form: Form) -> str:
 
 
 def _print(found: Comparison) -> None:
-    from fedbn.cli.output import plain, stdout_console
     from fedbn.results.compare_text import SCORES, explanation, score_rows
 
     console = stdout_console()
@@ -115,8 +116,6 @@ def _table(
     header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: slice = slice(0, 0)
 ) -> object:
     from rich.table import Table
-
-    from fedbn.cli.output import plain
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     right = set(header[numbers])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, write_out
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def evaluate(
         write_out(out, found.to_json() if out.suffix.lower() == ".json" else found.to_csv())
         say(f"all metrics: {out}")
     if json:
-        print(found.to_json().decode(), end="")
+        emit(found.to_json().decode(), end="")
     else:
         _print(found, metric)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.output import emit, printable
 from fedbn.cli.using import Method, Run, Seed, Setting, opened
 
 if TYPE_CHECKING:
@@ -56,12 +57,11 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""
-    from fedbn.cli.output import printable
     from fedbn.use.export import export as exported
 
     trained = opened(run, method, seed, setting)
     found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)
-    print(_as_json(found) if json else printable(_sentence(found)))
+    emit(_as_json(found) if json else printable(_sentence(found)))
 
 
 def _as_json(found: Exported) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbn.cli.output import emit, stdout_console
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -42,7 +44,7 @@ def inspect(
     if json:
         import json as codec
 
-        print(codec.dumps(_as_json(model, chosen, found), indent=2))
+        emit(codec.dumps(_as_json(model, chosen, found), indent=2))
     else:
         _print_table(chosen, found)
 
@@ -123,8 +125,6 @@ def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int]:
 def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
-
-    from fedbn.cli.output import stdout_console
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("entry", "kind", "shape", "bytes", method.name):

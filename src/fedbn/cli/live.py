@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -40,7 +39,6 @@ class LiveView:
         self._live = Live(
             self.picture,
             console=self._console,
-            redirect_stdout=sys.stdout.isatty(),  # what goes into a pipe stays in it
             vertical_overflow="crop",
         )
         self._live.start()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fedbn.cli.output import emit
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -20,13 +22,13 @@ def ls(
 
     found = _found()
     if json:
-        print(codec.dumps(found, indent=2))
+        emit(codec.dumps(found, indent=2))
         return
     for kind, entries in found.items():
-        print(f"{kind}:")
+        emit(f"{kind}:")
         for name, text in entries.items():
-            print(f"  {name:18} {text}")
-    print("\nYour own method, model or data set: module:callable")
+            emit(f"  {name:18} {text}")
+    emit("\nYour own method, model or data set: module:callable")
 
 
 def _found() -> dict[str, dict[str, str]]:

@@ -31,7 +31,7 @@ from fedbn.cli import (
     schema,
     theory,
 )
-from fedbn.cli.output import printable
+from fedbn.cli.output import printable, results_apart
 from fedbn.errors import ConfigError, FedbnError, Interrupted, unforeseen
 
 app = typer.Typer(
@@ -60,6 +60,19 @@ for module in (
     theory,
 ):
     module.add_to(app)
+
+
+def _keep_results_apart(commands: typer.Typer) -> None:
+    """Give every command stdout for its results alone; help and completion are not commands."""
+    for command in commands.registered_commands:
+        if command.callback:
+            command.callback = results_apart()(command.callback)
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            _keep_results_apart(group.typer_instance)
+
+
+_keep_results_apart(app)
 
 
 def _version(asked: bool) -> None:
@@ -112,11 +125,10 @@ def _ended(arguments: list[str], debug: bool) -> int:
         return _failed(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, click.Abort):
         return _failed("interrupted; finished rounds are saved", Interrupted.exit_code, debug)
-    except BrokenPipeError:
-        _close_stdout()
-        return 1
     except (Exception, SystemExit) as error:  # a user's code may ask for the end
         _close_stdout()
+        if any(isinstance(e, BrokenPipeError) for e in (error, error.__context__)):
+            return 1  # typer and rich make a SystemExit of it
         return _failed(unforeseen(error), 1, debug)
 
 

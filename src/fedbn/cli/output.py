@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,18 +15,42 @@ if TYPE_CHECKING:
     from fedbn.results.summary import Summary
 
 
+_kept: list[TextIO] = []  # stdout, while a command has it for itself
+
+
 def printable(text: str) -> str:
     """Keep a message on one line, whatever names it quotes."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
+@contextmanager
+def results_apart() -> Iterator[None]:
+    """Keep stdout for results: what a user's own model or data prints goes to stderr."""
+    _kept.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def emit(text: str = "", end: str = "\n") -> None:
+    """Print a result."""
+    print(text, end=end, file=_stdout())
 
 
 def stdout_console() -> Console:
     """Make a console for results: wide where nobody looks, plain where NO_COLOR asks for it."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else 10_000
-    plain = bool(os.environ.get("NO_COLOR"))
-    return Console(width=width, highlight=False, color_system=None if plain else "auto")
+    stream = _stdout()
+    width = None if stream.isatty() else 10_000
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(file=stream, width=width, highlight=False, color_system=colours)
+
+
+def _stdout() -> TextIO:
+    return _kept[-1] if _kept else sys.stdout
 
 
 def print_summary(summary: Summary) -> None:
@@ -59,7 +85,7 @@ def print_json(summary: Summary, folder: str) -> None:
         for row in summary.rows
     ]
     content = {"folder": folder, "seeds": summary.seeds, "rows": rows, "remarks": summary.remarks}
-    print(json.dumps(content, indent=2))
+    emit(json.dumps(content, indent=2))
 
 
 def _cell(cell: Any, best: float | None) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, write_out
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def predict(
         say(f"{len(found.inputs)} rows: {out}")
     if found.accuracy is not None:
         right = round(found.accuracy * len(found.inputs))
-        print(f"accuracy {found.accuracy:.1%} ({right} of {len(found.inputs)})")
+        emit(f"accuracy {found.accuracy:.1%} ({right} of {len(found.inputs)})")
 
 
 def _print(found: Predictions) -> None:

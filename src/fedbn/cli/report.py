@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.output import emit, printable
 from fedbn.cli.using import Method, Seed, Setting, say
 
 if TYPE_CHECKING:
@@ -55,8 +56,6 @@ def report(
 
     What a run does not have (it is not finished, its data is gone) is left out, and said.
     """
-    from fedbn.cli.output import printable
-
     chosen = form or (Form.MD if out and out.suffix.lower() in (".md", ".markdown") else Form.HTML)
     file = out or runs[0] / f"report.{chosen}"
     _check(file)
@@ -64,7 +63,7 @@ def report(
     _write(file, content)
     for text in left_out:
         say(text)
-    print(printable(f"{file} ({len(content) / 1e6:.2f} MB)"))
+    emit(printable(f"{file} ({len(content) / 1e6:.2f} MB)"))
 
 
 def _check(file: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbn.cli.launching import train
-from fedbn.cli.output import printable, stdout_console
+from fedbn.cli.output import emit, printable, stdout_console
 from fedbn.cli.stopping import Stopper
 from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unforeseen
 from fedbn.experiments.placing import SCALES
@@ -55,10 +55,10 @@ def print_list() -> None:
         cost: Mapping[str, str] = entry.how.get("cost", {})
         needs = [*entry.how.get("needs", ()), str(entry.raw.get("data", {}).get("name", ""))]
         said = [f"{n} ({'there' if is_there(n) else 'not there'})" for n in needs if n]
-        print(f"{entry.name}\n    {entry.title}")
-        print(f"    paper: {entry.how.get('place', '')}")
-        print(f"    needs: {', '.join(said) or 'nothing'}")
-        print(f"    on 2 cores: quick {cost.get('quick', '?')}, paper {cost.get('paper', '?')}")
+        emit(f"{entry.name}\n    {entry.title}")
+        emit(f"    paper: {entry.how.get('place', '')}")
+        emit(f"    needs: {', '.join(said) or 'nothing'}")
+        emit(f"    on 2 cores: quick {cost.get('quick', '?')}, paper {cost.get('paper', '?')}")
 
 
 def reproduce_all(name: str, order: Order) -> None:
@@ -84,7 +84,7 @@ def reproduce_all(name: str, order: Order) -> None:
             told.append(f"{entry.name}: {'skipped' if skipped else 'failed'}: {_line(error)}")
             print(printable(told[-1]), file=sys.stderr)
     if several:
-        print("\n" + "\n".join(printable(line) for line in told))
+        emit("\n" + "\n".join(printable(line) for line in told))
     if failed:
         raise FedbnError("not all items could be reproduced; see the lines above")
 

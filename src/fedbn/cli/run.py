@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbn.cli.options import Log, Workers
+from fedbn.cli.output import emit, printable
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -104,7 +105,6 @@ def _new_folder(name: str) -> Path:
 def _dry_run(raw: dict[str, Any], where: str, log: list[str]) -> None:
     import tomli_w
 
-    from fedbn.cli.output import printable
     from fedbn.experiments.loading import checked
     from fedbn.experiments.plans import Planner, resolved
     from fedbn.experiments.runner import prepare
@@ -116,6 +116,6 @@ def _dry_run(raw: dict[str, Any], where: str, log: list[str]) -> None:
     federation = planner.federation(jobs[0].setting.experiment.data)
     for text in planner.warnings:
         print(printable(text), file=sys.stderr)
-    print(tomli_w.dumps(resolved(experiment, federation)))
+    emit(tomli_w.dumps(resolved(experiment, federation)))
     for job in jobs:
-        print(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")
+        emit(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from fedbn.cli.output import emit
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -16,4 +18,4 @@ def schema() -> None:
 
     from fedbn.experiments.schema import Experiment
 
-    print(json.dumps(Experiment.model_json_schema(), indent=2))
+    emit(json.dumps(Experiment.model_json_schema(), indent=2))

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbn.cli.output import emit
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
@@ -41,7 +43,7 @@ def theory(
         write_atomically(out / "theory.json", (found.to_json() + "\n").encode())
         pictures = draw_theory(found.to_dict(), out)
         print(f"wrote {', '.join(str(p) for p in pictures)}, theory.json", file=sys.stderr)
-    print(found.to_json()) if json else _print(found.to_dict())
+    emit(found.to_json()) if json else _print(found.to_dict())
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -57,12 +59,12 @@ def _print(found: dict[str, Any]) -> None:
         "width the theorem asks for (G∞)": lambda b: f"{b['printed']['width']:.3g}",
         "width the theorem asks for (limit)": lambda b: f"{b['start']['width']:.3g}",
     }
-    print(f"{'':40} {'FedAvg':>12} {'FedBN':>12}")
+    emit(f"{'':40} {'FedAvg':>12} {'FedBN':>12}")
     for name, value in rows.items():
-        print(f"{name:40} {value(found['fedavg']):>12} {value(found['fedbn']):>12}")
+        emit(f"{name:40} {value(found['fedavg']):>12} {value(found['fedbn']):>12}")
     checks = found["checks"]
-    print(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {'holds' if checks['corollary'] else 'fails'}")
-    print(f"Lemma 4.3, both positive definite: {'holds' if checks['definite'] else 'fails'}")
+    emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {'holds' if checks['corollary'] else 'fails'}")
+    emit(f"Lemma 4.3, both positive definite: {'holds' if checks['definite'] else 'fails'}")
 
 
 def _step(violation: int | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbn.cli.data._common import SETTING, print_table, say, section_of
+from fedbn.cli.output import emit
 
 if TYPE_CHECKING:
     from fedbn.data._check import Finding
@@ -50,18 +51,18 @@ def check(
     found = _findings(section_of(data, set_))
     counts = Counter(finding.severity for finding in found)
     if json:
-        print(codec.dumps({"data": data, "findings": [asdict(f) for f in found]}, indent=2))
+        emit(codec.dumps({"data": data, "findings": [asdict(f) for f in found]}, indent=2))
     else:
         if found:
             rows = ([f.severity, f.site or "–", f.file or "–", f.text] for f in found)
             print_table(("severity", "site", "file", "finding"), rows)
-            print()
+            emit()
         told = (
             (counts["error"], "error"),
             (counts["warning"], "warning"),
             (counts["note"], "note"),
         )
-        print(", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in told))
+        emit(", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in told))
     if counts["error"]:
         raise typer.Exit(DataError.exit_code)
 

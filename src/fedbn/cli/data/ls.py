@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedbn.cli.data._common import print_table, say
+from fedbn.cli.output import emit
 
 
 def add_to(group: typer.Typer) -> None:
@@ -25,7 +26,7 @@ def ls(
 
     found = _found()
     if json:
-        print(codec.dumps({"root": str(data_root()), "data": found}, indent=2, ensure_ascii=False))
+        emit(codec.dumps({"root": str(data_root()), "data": found}, indent=2, ensure_ascii=False))
         return
     titles = ("name", "clients", "classes", "shape", "here", "from", "licence")
     print_table(titles, (_row(each) for each in found))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbn.cli.data._common import SETTING, print_table, say, section_of, subjects
+from fedbn.cli.output import emit
 
 if TYPE_CHECKING:
     from fedbn.core.federation import Federation
@@ -85,7 +86,7 @@ def _print(federation: Federation, getting: float, reading: float) -> None:
     )
     print_table([federation.name, "training", "test", *more], rows, numbers=True)
     shape = "×".join(map(str, federation.input_shape))
-    print(
+    emit(
         f"\n{len(federation.clients)} client(s), {len(federation.classes)} classes, samples of "
         f"{shape}; {getting:.1f} s to get, {reading:.1f} s to read"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedbn.cli.data._common import SETTING, print_table, say, section_of, subjects
+from fedbn.cli.output import emit
 
 if TYPE_CHECKING:
     from fedbn.core.federation import Federation
@@ -96,7 +97,7 @@ def _print_json(found: dict[str, Any]) -> None:
 
     plain = {key: value for key, value in found.items() if key != "examples"}
     plain["distances"] = [[None if math.isnan(d) else d for d in r] for r in found["distances"]]
-    print(json.dumps(plain, indent=2))
+    emit(json.dumps(plain, indent=2))
 
 
 def _print(found: dict[str, Any], federation: Federation) -> None:
@@ -104,12 +105,12 @@ def _print(found: dict[str, Any], federation: Federation) -> None:
         say(remark)
     for part, title in (("train", "training samples"), ("test", "test samples")):
         _print_counts(title, found["clients"], found["classes"], found[part])
-        print()
+        emit()
     counted = {client.name: subjects(client) for client in federation.clients}
     if any(counted.values()):
         rows = ([name, *counts] for name, counts in counted.items())
         print_table(["subjects", "training", "test"], rows, numbers=True)
-        print()
+        emit()
     apart = [
         [name, *(f"{d:.2f}" for d in row)]
         for name, row in zip(found["clients"], found["distances"], strict=True)

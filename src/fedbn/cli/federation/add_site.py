@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedbn.cli.federation._common import Fed, folder_of
+from fedbn.cli.output import emit
 
 
 def add_to(group: typer.Typer) -> None:
@@ -21,4 +22,4 @@ def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's 
     from fedbn.engines.flower.control import set_environment
 
     set_environment(folder)
-    print(f"{serving.add_site(folder, site)}: hand this to {site}, then delete it here")
+    emit(f"{serving.add_site(folder, site)}: hand this to {site}, then delete it here")

@@ -14,7 +14,7 @@ from fedbn.cli.federation._common import (
     folder_of,
     require,
 )
-from fedbn.cli.output import printable
+from fedbn.cli.output import emit, printable
 
 if TYPE_CHECKING:
     from fedbn.engines.flower.bundle import Bundle
@@ -56,7 +56,7 @@ def check(
     else:
         findings = _of_bundle(what, data, experiment, settings)
     for fine, text in findings:
-        print(f"{'ok   ' if fine else 'WRONG'}  {printable(text)}")
+        emit(f"{'ok   ' if fine else 'WRONG'}  {printable(text)}")
     if not all(fine for fine, _ in findings):
         raise FedbnError(f"{sum(not fine for fine, _ in findings)} of these are wrong")
 

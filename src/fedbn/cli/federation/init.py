@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedbn.cli.federation._common import Fed, folder_of, say
+from fedbn.cli.output import emit
 
 _STEPS = """# This federation, step by step
 
@@ -43,5 +44,5 @@ def init(
     folder.create(fed.resolve().name, names, host, port)
     (fed / "README.md").write_text(_STEPS.format(fed=fed, port=port), encoding="utf-8")
     for site in names:
-        print(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
+        emit(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
     say(f"next: fedbn federation server {fed}")

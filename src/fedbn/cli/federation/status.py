@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedbn.cli.federation._common import Fed, folder_of
+from fedbn.cli.output import emit
 
 if TYPE_CHECKING:
     from fedbn.engines.flower.folder import FederationFolder
@@ -22,9 +23,9 @@ def status(fed: Fed) -> None:
     folder = folder_of(fed)
     info = folder.read()
     up, connected = _connected(folder)
-    print(f"server: {'up' if up else 'not up'}, port {info.port}")
+    emit(f"server: {'up' if up else 'not up'}, port {info.port}")
     for site in info.sites:
-        print(f"site {site}: {'connected' if site in connected else 'not connected'}")
+        emit(f"site {site}: {'connected' if site in connected else 'not connected'}")
     _print_runs(folder)
 
 
@@ -47,4 +48,4 @@ def _print_runs(folder: FederationFolder) -> None:
 
     for place in sorted(folder.runs.glob("*/checkpoints/*/*/seed-*")):
         name, _, method, setting, seed = place.relative_to(folder.runs).parts
-        print(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
+        emit(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
