@@ -284,6 +284,18 @@ def test_check_reports_each_fault_on_one_line_and_exits_with_4(pictures):
     assert set(found[0]) == {"severity", "site", "file", "text"}
 
 
+def test_check_says_what_a_run_would_say_of_the_depth_and_of_patients_on_both_sides(pictures):
+    home = next(pictures.glob("*/*"))
+    for index in range(20):
+        noise(200 + index).convert("I;16").save(home / f"p{index // 4:02}_{index % 4}.png")
+    found = json.loads(done("check", pictures, "--json").out)["findings"]
+    notes = [finding["text"] for finding in found if finding["severity"] == "note"]
+    assert sum(note.startswith("16-bit pictures keep their depth") for note in notes) == 1
+    assert sum(note.startswith("files that begin alike are in both train") for note in notes) == 1
+    said = call("run", "--data", pictures, "--dry-run").err
+    assert all(note in said for note in notes if note.startswith(("16-bit", "files that begin")))
+
+
 def test_check_warns_without_an_exit_code(pictures):
     answer = call("data", "check", pictures)
     assert answer.code == 0

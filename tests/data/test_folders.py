@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -191,3 +192,41 @@ def test_a_pipe_among_pictures_is_named_and_not_waited_for(own):
     os.mkfifo(own / "a" / "x" / "pipe.png")
     with pytest.raises(DataError, match=r"pipe\.png: not a file, but a pipe"):
         folders(str(own), cache=True)
+
+
+def named(own: Path, names: dict[str, list[str]]) -> Path:
+    """Empty-looking pictures of one site under the names given, by class."""
+    for label, files in names.items():
+        (own / "a" / label).mkdir(parents=True)
+        for file in files:
+            Image.new("L", (8, 8)).save(own / "a" / label / f"{file}.png")
+    return own
+
+
+def test_names_that_share_a_stem_in_train_and_test_are_said(own):
+    patients = {label: [f"{label}{n:02}_{k}" for n in range(6) for k in range(5)] for label in "xy"}
+    (said,) = folders(str(named(own, patients))).remarks
+    assert said.startswith("files that begin alike are in both train and test (beginnings in test:")
+    assert re.search(r"a (\d+) of \1, as x\d\d_\d\.png and x\d\d_\d\.png", said)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda label, n: f"{n:03}",  # numbers alone
+        lambda label, n: f"frame_{n:04}",  # Office-31
+        lambda label, n: f"{'xy'.index(label):03}_{n:04}",  # Caltech-256: the number of the class
+        lambda label, n: f"ISIC_{n:07}",
+        lambda label, n: f"2024_{n:04}",
+    ],
+)
+def test_names_that_only_count_are_no_stems(own, names):
+    named(own, {label: [names(label, n) for n in range(20)] for label in "xy"})
+    assert folders(str(own)).remarks == ()
+
+
+def test_a_division_by_patient_has_no_stems_in_common(own):
+    for part, patients in (("train", range(6)), ("test", range(6, 9))):
+        files = [f"p{n:02}_{k}" for n in patients for k in range(4)]
+        named(own / "own", {f"{part}/{label}": [f"{label}{f}" for f in files] for label in "xy"})
+    assert folders(str(own / "own")).remarks == ()

@@ -17,7 +17,6 @@ from fedbn.data._images import (
     DEPTH,
     bombs_refused,
     cores,
-    is_deep,
     is_picture,
     opened,
     read_picture,
@@ -160,10 +159,6 @@ def _about_sites(seen: Sequence[_Seen], classes: Sequence[str]) -> Iterator[Find
         if len(modes) > 1:
             counted = ", ".join(f"{mode} {count}" for mode, count in modes.most_common())
             yield Finding("note", site, "", f"mixed modes, all read as RGB: {counted}")
-        deep = sum(is_deep(one.mode) for one in mine)
-        if deep:
-            text = f"{deep} picture(s) of 16 bit, kept as floats; data.depth is the value of white"
-            yield Finding("note", site, "", text)
         training = Counter(one.label for one in mine if one.part in ("all", "train"))
         missing = [name for name in classes if name not in training]
         if missing:

@@ -158,11 +158,6 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def is_deep(mode: str) -> bool:
-    """Tell by Pillow's name for its mode whether a picture has 16 bit."""
-    return mode in _SIXTEEN_BIT
-
-
 def check_depth(depth: int) -> None:
     """Refuse a largest value that no 16-bit picture has."""
     if not 255 < depth <= DEPTH:
@@ -185,7 +180,7 @@ def _as_rgb(picture: Image.Image, file: Path, depth: int) -> Image.Image:
     """Make a picture RGB; or floats from 0 to 1, where it has 16 bit."""
     if picture.mode == "RGB":
         return picture
-    if is_deep(picture.mode):
+    if picture.mode in _SIXTEEN_BIT:
         return _from_sixteen_bit(picture, file, depth)
     if picture.mode == "F":
         raise DataError(

@@ -17,6 +17,7 @@ from fedbn.data._files import check_distinct, shown, subfolders
 from fedbn.data._image_sizes import choose_size
 from fedbn.data._images import DEPTH
 from fedbn.data._info import Info
+from fedbn.data._name_stems import stems_in_both
 from fedbn.data._picture_sets import (
     Division,
     PictureSet,
@@ -84,7 +85,7 @@ def folders(
     side, remark = choose_size(files) if size is None else (size, "")
     reading = Reading(side, DEPTH if depth is None else depth, "folders" if cache else None)
     clients = of_one_type([reading.client(name, parts) for name, parts in listing.items()])
-    said = [remark, _about_depth(clients, reading.depth)]
+    said = [remark, _about_depth(clients, reading.depth), stems_in_both(listing)]
     return Federation(
         Path(path).resolve().name or "folders",
         clients,

@@ -87,7 +87,8 @@ def _own(section: DataSection) -> list[Finding]:
     say(sentence or "")
     if kind == "tables" and "label" not in options:
         return files  # which has a note that says so
-    return [*files, *(f for f in _read(section) if f.severity == "error")]
+    read = [f for f in _read(section) if f.severity == "error" or _is_remark(f)]
+    return [*files, *(f for f in read if f not in files)]
 
 
 def _registered(section: DataSection) -> list[Finding]:
@@ -121,6 +122,11 @@ def _read(section: DataSection) -> list[Finding]:
         return examine(load_federation(section))
     except DataError as error:
         return [Finding("error", "", data_name(section)[0], str(error))]
+
+
+def _is_remark(finding: Finding) -> bool:
+    """Tell whether it is about all of the data, as a run would say it."""
+    return finding.severity == "note" and not finding.site
 
 
 def _stopped(found: list[Finding]) -> bool:
