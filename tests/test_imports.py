@@ -22,7 +22,7 @@ _PARTS = {"core", "methods", "models", "data", "runs", "errors", "registry"}
 ALLOWED = {
     "core": {"errors"},
     "theory": {"errors"},
-    "results": {"errors", "markdown"},
+    "results": {"core", "errors", "markdown"},
     "methods": {"core", "errors", "registry"},
     "models": {"core", "errors"},
     "data": {"core", "errors"},

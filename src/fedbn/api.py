@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedbn.core.best import Validation, best_round, validation
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState, initial_state
@@ -16,6 +17,7 @@ from fedbn.data._given import Data, federation_of
 from fedbn.engines.embedded import run
 from fedbn.errors import ConfigError
 from fedbn.experiments.events import Event
+from fedbn.experiments.jobs import reached
 from fedbn.experiments.loading import (
     IN_PYTHON,
     checked,
@@ -27,7 +29,7 @@ from fedbn.experiments.plans import Planner
 from fedbn.experiments.runner import start
 from fedbn.experiments.settings import Job, Setting
 from fedbn.methods import parse_method
-from fedbn.runs import checkpoints, metrics
+from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.use.trained import Trained
 
@@ -36,19 +38,26 @@ Result = Trained
 
 
 class _Memory:
-    """A sink that keeps the records."""
+    """A sink that keeps the records and the state that counts: the last, or the best so far."""
 
-    def __init__(self, notes: Callable[[str], None]):
+    def __init__(self, notes: Callable[[str], None], best: bool):
         self.records: list[Record] = []
+        self.state: RunState | None = None
         self._tell = notes
+        self._best = best
+        self._scores: Validation = {}
 
     def note(self, plan: Plan, text: str) -> None:
         """Pass on a remark."""
         self._tell(text)
 
     def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        """Keep a round's numbers."""
+        """Keep a round's numbers, and its state where it counts."""
         self.records += records
+        self._scores |= validation(map(vars, records))
+        best = best_round(self._scores)
+        if not self._best or best in (0, state.round):
+            self.state = state
 
 
 def fit(
@@ -108,9 +117,10 @@ def fit(
     for text in planner.warnings:
         notes(text)
     if out is None:
-        memory = _Memory(notes)
-        state = run(plan, [memory], workers=workers)
-        return Result(plan, state, tuple(memory.records), None)
+        memory = _Memory(notes, experiment.evaluation.report == "best")
+        run(plan, [memory], workers=workers)
+        assert memory.state is not None
+        return Result(plan, memory.state, tuple(memory.records), None)
     return _fit_into(RunFolder(out), plan, job, planner, resume, workers, notes)
 
 
@@ -132,11 +142,11 @@ def _fit_into(
         folder.begin(asked)
     with folder.locked():
         start(job.setting.experiment, [job], planner, folder, tell, workers=workers)
-    place = folder.job(*job.key)
-    state, _ = checkpoints.newest(place, initial_state(plan))
-    assert state is not None
-    records = tuple(Record(**record) for record in metrics.read(place / "metrics.jsonl"))
-    return Result(plan, state, records, folder.path)
+    found = reached(job, folder, initial_state(plan))
+    assert found is not None
+    file = folder.job(*job.key) / "metrics.jsonl"
+    records = tuple(Record(**record) for record in metrics.read(file))
+    return Result(plan, found.state, records, folder.path)
 
 
 def _named(data: str | Path | Data, model: Model | None, method: str | Method) -> dict[str, Any]:

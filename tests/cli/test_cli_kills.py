@@ -38,6 +38,7 @@ def net(classes):
 """
 ASKED = ("--model", "gate:net", "--rounds", 4, "--seed", 0, "--method", "fedavg")
 ASKED += ("--method", "fedbn", "--set", "training.batch_size=full")
+ASKED += ("--set", "evaluation.report=best", "--set", "evaluation.validation=0.25")
 
 
 @pytest.fixture

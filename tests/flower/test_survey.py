@@ -108,6 +108,12 @@ def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
     assert not [event for event in bench.events if event.kind == "round"]
 
 
+def test_a_best_round_that_no_site_would_use_is_refused() -> None:
+    raw = {**RAW, "evaluation": {"report": "best", "validation": 0.2}}
+    with pytest.raises(ConfigError, match="BatchNorm of the last round"):
+        survey.orders(checked(raw), "fed")
+
+
 def test_a_gpu_here_and_none_there_is_each_sites_own_choice(bench: Bench) -> None:
     raw = {**RAW, "training": {**RAW["training"], "device": "cuda:7"}}
     with pytest.raises(TooFewClients, match=r"training\.device = 'cuda:7': 0 CUDA"):

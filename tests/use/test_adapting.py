@@ -172,7 +172,7 @@ def test_a_site_adapted_to_an_earlier_round_is_refused(trained: Trained, home: P
     trained.adapt(X, site="new", store=True)
     last = max((home / "fedbn" / "checkpoints").glob("*/*/*/round-*"))
     (last / "manifest.json").unlink()
-    with pytest.raises(DamagedRun, match="adapted to round 4, but the run is at round 3"):
+    with pytest.raises(DamagedRun, match="adapted to round 4, but round 3 of the run is used now"):
         fedbn.open_run(home / "fedbn").model("new")
 
 

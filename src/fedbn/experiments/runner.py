@@ -8,12 +8,12 @@ from fedbn.engines.crews import cores
 from fedbn.errors import Interrupted
 from fedbn.experiments.crew import run_side_by_side
 from fedbn.experiments.events import Event, Listener
-from fedbn.experiments.jobs import execute, rounds_done
+from fedbn.experiments.jobs import execute, rounds_done, tidy
 from fedbn.experiments.plans import Planner, resolved
 from fedbn.experiments.sameness import differences, environment_of
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.settings import Job, jobs
-from fedbn.runs import checkpoints, metrics
+from fedbn.runs import metrics
 from fedbn.runs.files import write_atomically
 from fedbn.runs.folder import RunFolder
 
@@ -86,9 +86,7 @@ def run_jobs(
     listener(Event("begin", todo[0].key, sum(done.values()), sum(lengths.values())))
     left = [job for job in todo if done[job.key] < lengths[job.key]]
     for job in todo:
-        place = folder.job(*job.key)
-        metrics.keep_until(place / "metrics.jsonl", done[job.key])
-        checkpoints.forget_before(place, done[job.key])
+        tidy(job, folder, done[job.key])
     whole = Assembly(folder, todo, {job.key for job in todo} - {job.key for job in left})
 
     def tell(event: Event) -> None:

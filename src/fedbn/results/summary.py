@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fedbn.core.best import best_round, validation
+
 Record = Mapping[str, Any]
 MEAN = "mean"
 
@@ -115,7 +117,7 @@ def _scores(own: Sequence[Record], report: str) -> dict[str, float]:
     tests = [r for r in own if r["split"] == "test" and r["metric"] == "accuracy"]
     if not tests:
         return {}
-    round = _best_round(own) if report == "best" else tests[-1]["round"]
+    round = best_round(validation(own)) if report == "best" else tests[-1]["round"]
     at = {
         (r["domain"] if _pooled(r) else r["client"]): r["value"]
         for r in tests
@@ -125,20 +127,6 @@ def _scores(own: Sequence[Record], report: str) -> dict[str, float]:
     if unscored or not at:
         return at  # a mean without one of the clients would not be that of the others
     return {**at, MEAN: statistics.fmean(at.values())}
-
-
-def _best_round(own: Sequence[Record]) -> int:
-    """The earliest round with the highest mean validation accuracy; 0 where none was scored."""
-    scores = _validation(own)
-    return max(scores, key=lambda round: (scores[round], -round), default=0)
-
-
-def _validation(own: Sequence[Record]) -> dict[int, float]:
-    by_round: dict[int, list[float]] = defaultdict(list)
-    for r in own:
-        if r["split"] == "valid" and r["metric"] == "accuracy":
-            by_round[r["round"]].append(r["value"])
-    return {round: statistics.fmean(values) for round, values in by_round.items()}
 
 
 def _chosen(
@@ -165,9 +153,9 @@ def _valid_score(
     found = []
     for (m, s, _), own in runs.items():
         if (m, s) == (method, setting):
-            scores = _validation(own)
-            round = _best_round(own) if report == "best" else max(scores, default=0)
-            found.append(scores.get(round, 0.0))
+            scores = validation(own)
+            round = best_round(scores) if report == "best" else max(scores, default=0)
+            found.append(statistics.fmean(scores.get(round, [0.0])))
     return statistics.fmean(found)
 
 

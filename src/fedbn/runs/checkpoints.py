@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,32 @@ from fedbn.runs.files import explained, sync_folder, to_json, write_through
 FORMAT = 1
 _KEEP = 2
 _NAME = re.compile(r"round-(\d{6,})")
+Best = Callable[[int], int]
+"""Gives the best round of those up to one; 0 where none is better than the last."""
 
 
-def save(folder: Path, state: RunState, facts: Mapping[str, Any], keep: int | None = _KEEP) -> None:
-    """Write a checkpoint beside the job's earlier ones, and keep the last two.
+def no_best(round: int) -> int:
+    """Where only the last rounds count."""
+    return 0
+
+
+def save(
+    folder: Path,
+    state: RunState,
+    facts: Mapping[str, Any],
+    keep: int | None = _KEEP,
+    best: Best = no_best,
+) -> None:
+    """Write a checkpoint beside the job's earlier ones, and keep the last two and the best.
 
     Args:
         folder: The job's folder.
         state: What to save.
         facts: What else the manifest should hold.
-        keep: How many checkpoints stay; None for all.
+        keep: How many of the last checkpoints stay; None for all.
+        best: Which round stays beside them.
     """
-    final = folder / f"round-{state.round:06d}"
+    final = place_of(folder, state.round)
     temporary = folder / f".{final.name}.tmp"
     with explained(final):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -50,14 +64,25 @@ def save(folder: Path, state: RunState, facts: Mapping[str, Any], keep: int | No
         temporary.rename(final)
         sync_folder(folder)
         if keep:
-            forget_before(folder, state.round, keep)
+            forget_before(folder, state.round, keep, best)
 
 
-def forget_before(folder: Path, round: int, keep: int = _KEEP) -> None:
-    """Keep the checkpoint of a round and the last ones before it; a kill may have left more."""
-    earlier = [path for number, path in rounds(folder) if number < round]
-    for old in earlier[keep - 1 :]:
-        shutil.rmtree(old)
+def forget_before(folder: Path, round: int, keep: int = _KEEP, best: Best = no_best) -> None:
+    """Keep the checkpoint of a round and the last ones before it; a kill may have left more.
+
+    The best round stays of each that is kept: where the newest turns out to be damaged, the run
+    is at the one before it, and that one's best is there.
+    """
+    earlier = {number: path for number, path in rounds(folder) if number < round}
+    kept = {round, *list(earlier)[: keep - 1]}
+    kept |= {best(number) for number in kept}
+    for number in earlier.keys() - kept:
+        shutil.rmtree(earlier[number])
+
+
+def place_of(folder: Path, round: int) -> Path:
+    """Where the checkpoint of a round lies."""
+    return folder / f"round-{round:06d}"
 
 
 def rounds(folder: Path) -> list[tuple[int, Path]]:

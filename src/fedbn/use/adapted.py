@@ -70,8 +70,8 @@ class AdaptedSite:
         manifest = self.manifest()
         if manifest.get("shared") != fingerprint(state.shared):
             raise DamagedRun(
-                f"{self.folder}: adapted to round {manifest.get('round')}, but the run is at "
-                f"round {state.round} now; adapt the site again"
+                f"{self.folder}: adapted to round {manifest.get('round')}, but round "
+                f"{state.round} of the run is used now; adapt the site again"
             )
         ((name, digest),) = manifest["files"].items()
         content = verified(self.folder / Path(name).name, str(digest))

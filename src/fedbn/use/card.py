@@ -74,7 +74,8 @@ def _scores(trained: Trained, client: str) -> str:
         (name + (" (this model)" if name == client else ""), f"{100 * value:.1f} %")
         for name, value in trained.accuracy().items()
     ]
-    said = "Test accuracy of every client's own model on its own domain, after the last round."
+    said = "Test accuracy of every client's own model on its own domain, after round "
+    said += f"{trained.scored_round()}."
     if client in trained.adapted:
         how = _made(trained, client)
         said = f"{harmless(client)} never trained; its BatchNorm was made since ({how}). {said}"

@@ -18,6 +18,7 @@ from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.data._given import Data, federation_of
 from fedbn.errors import ConfigError, DamagedRun, unknown
 from fedbn.experiments.facts import facts_for, sketch
+from fedbn.experiments.jobs import reached
 from fedbn.experiments.loading import IN_PYTHON, checked
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.schema import Experiment
@@ -191,18 +192,20 @@ def _without_data(job: Job) -> Job:
 
 
 def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
-    state, damaged = checkpoints.newest(folder.job(*job.key), initial_state(plan))
-    for text in damaged:
-        notes(f"{text}; the one before it is used")
-    if state is None:
+    found = reached(job, folder, initial_state(plan))
+    if found is None:
         method, setting, seed = job.key
         raise ConfigError(
             f"{folder.path}: no round of {method}, setting {setting}, seed {seed} was finished; "
             f"`fedbn resume {folder.path}` goes on with the run"
         )
-    if state.round < _rounds(job):
-        notes(f"the run is at round {state.round} of {_rounds(job)}")
-    return state
+    for text in found.damaged:
+        notes(f"{text}; the one before it is used")
+    if found.round < _rounds(job):
+        notes(f"the run is at round {found.round} of {_rounds(job)}")
+    if found.state.round < found.round:
+        notes(f"round {found.state.round} is used, the best of {found.round} on validation data")
+    return found.state
 
 
 def _check_local(place: Path) -> None:

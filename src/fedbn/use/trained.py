@@ -31,7 +31,8 @@ class Trained:
         plan: What was run. Of a run that was opened from its folder, `plan.federation` has the
             clients' names, the classes and the shape of a sample, but blank samples; the data
             itself is `federation`.
-        state: The shared part and every training client's local part.
+        state: The shared part and every training client's local part: after the last round, or
+            after the best one on validation data where `evaluation.report` is `best`.
         records: All numbers, as in `metrics.jsonl`.
         folder: The run folder, where there is one.
         adapted: Sites that never trained and were adapted since, by name.
@@ -150,12 +151,17 @@ class Trained:
         return with_site(self, site, data, y is not None, chosen, store=store)[0]
 
     def accuracy(self, split: str = "test") -> dict[str, float]:
-        """Accuracy by domain (by client, where several clients share a domain) at the end."""
-        last = [r for r in self.records if r.split == split and r.metric == "accuracy"]
-        final = max((r.round for r in last), default=0)
+        """Accuracy by domain (by client, where several clients share a domain) of these models."""
+        found = [r for r in self.records if r.split == split and r.metric == "accuracy"]
+        scored = self.scored_round(split)
         pooled = [client.name for client in self.plan.federation.clients] == ["all"]
         return {
             (r.domain if pooled else r.client): r.value
-            for r in last
-            if r.round == final and r.value is not None
+            for r in found
+            if r.round == scored and r.value is not None
         }
+
+    def scored_round(self, split: str = "test") -> int:
+        """The last round that was scored up to these models' own; 0 where none was."""
+        rounds = [r.round for r in self.records if r.split == split and r.metric == "accuracy"]
+        return max((round for round in rounds if round <= self.state.round), default=0)

@@ -97,6 +97,11 @@ def check_job(job: Job) -> None:
             f"method {job.method.name} brings all data together; in a federation of machines data "
             "stays at its site: choose fedbn, fedavg, fedprox, silobn or singleset"
         )
+    if job.setting.experiment.evaluation.report == "best":
+        raise ConfigError(
+            "evaluation.report = 'best': in a federation of machines a site uses its BatchNorm of "
+            "the last round, so no other round's numbers are reported; legal is 'last'"
+        )
 
 
 def plan_of(job: Job, federation: Federation, device: str | None = None) -> Plan:

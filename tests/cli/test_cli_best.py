@@ -1,0 +1,147 @@
+"""`evaluation.report = "best"`: the round that is reported is kept, and is what everything uses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedbn
+from commanding import arrays, bits, call, newest
+from fedbn.core.best import best_round
+from fedbn.errors import DamagedRun
+
+SETTINGS = ("evaluation.report=best", "evaluation.validation=0.25", "training.batch_size=full")
+
+
+class Once(nn.Module):
+    """Right after one batch of training, and wrong before and after: the classes are swapped."""
+
+    def __init__(self, at: int):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.out = nn.Linear(6, 2)
+        self.at = at
+
+    def forward(self, x: Tensor) -> Tensor:
+        right = self.norm.num_batches_tracked == self.at
+        sign = torch.where(right, 10.0, -10.0)
+        truth = x[:, :1] * torch.tensor([-1.0, 1.0])
+        return self.out(self.norm(x)) + sign * truth
+
+
+@pytest.fixture(scope="module", autouse=True)
+def once() -> Iterator[None]:
+    """Take the place of a registered model: round 2 is the best, whatever is trained."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedbn.models.mlp.mlp", lambda classes, input_shape: Once(2))
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, sites: Path) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("best") / "run"
+    asked = [word for setting in SETTINGS for word in ("--set", setting)]
+    answer = call(
+        *("run", "--data", sites, "--model", "mlp", "--rounds", 5, "--seed", 0, "--workers", 1),
+        *("--method", "fedbn", "--out", folder, "--json", *asked),
+    )
+    assert answer.code == 0, answer.err
+    return folder, answer.out
+
+
+@pytest.fixture
+def best(trained: tuple[Path, str], tmp_path: Path) -> Path:
+    """A finished run of five rounds, the second of which is its best."""
+    return Path(shutil.copytree(trained[0], tmp_path / "best"))
+
+
+def kept(run: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("round-")) for path in newest(run).parent.glob("r*-*"))
+
+
+def test_what_is_printed_is_what_every_command_delivers(
+    best: Path, trained: tuple[Path, str], sites: Path
+) -> None:
+    assert kept(best) == [2, 4, 5]
+    (row,) = json.loads(trained[1])["rows"]
+    printed = {client: row["accuracy"][client]["mean"] for client in "ab"}
+    assert min(printed.values()) > 50  # the last round's are below
+    opened = fedbn.open_run(best)
+    assert {c: 100 * v for c, v in opened.accuracy().items()} == printed
+    matrix = json.loads(call("evaluate", best, "--resamples", 2, "--json").out)
+    for client in "ab":
+        assert 100 * matrix["values"]["accuracy"][client][client][0] == printed[client]
+        answer = call("predict", best, "--client", client, "--data", sites / f"{client}.npz")
+        assert f"accuracy {printed[client]:.1f}%" in answer.out
+        assert "round 2 is used, the best of 5 on validation data" in answer.err
+    exported = json.loads(call("export", best, "--client", "a", "--json").out)
+    card = Path(exported["card"]).read_text()
+    assert "after round 2." in card
+    assert f"{printed['a']:.1f} %" in card
+
+
+def damaged(run: Path, *rounds: int) -> None:
+    for number in rounds:
+        (newest(run).with_name(f"round-{number:06d}") / "shared.safetensors").write_bytes(b"")
+
+
+@pytest.mark.parametrize("lost", [(5,), (4, 5)])
+def test_resumed_after_any_damage_the_best_round_is_there(
+    lost: tuple[int, ...], best: Path
+) -> None:
+    """Where both last rounds are lost, the best one, older than both, is where it goes on."""
+    whole = bits(best)
+    damaged(best, *lost)
+    answer = call("resume", best)
+    assert answer.code == 0, answer.err
+    assert bits(best) == whole
+
+
+def test_what_a_kill_left_is_removed_and_the_best_round_is_not(best: Path) -> None:
+    whole = bits(best)
+    for number in (1, 3):  # killed before older ones were removed
+        shutil.copytree(newest(best), newest(best).with_name(f"round-{number:06d}"))
+    assert call("resume", best).code == 0
+    assert bits(best) == whole
+
+
+def test_a_lost_best_round_is_not_replaced_by_another(best: Path) -> None:
+    damaged(best, 2)
+    answer = call("evaluate", best)
+    assert answer.code == 6
+    assert "round-000002" in answer.line
+    assert "it is the best round, which the run reports" in answer.line
+    with pytest.raises(DamagedRun):
+        fedbn.open_run(best)
+
+
+@pytest.mark.parametrize("out", [None, "run"])
+def test_fit_gives_the_best_round(out: str | None, tmp_path: Path) -> None:
+    sites: dict[str, Any] = {}
+    for i, name in enumerate("ab"):
+        a = arrays(i, scale=10.0**i)
+        sites[name] = ((a["train_x"], a["train_y"]), (a["test_x"], a["test_y"]))
+    result = fedbn.fit(
+        *(sites, "mlp", "fedbn"),
+        rounds=5,
+        out=tmp_path / out if out else None,
+        evaluation__report="best",
+        evaluation__validation=0.25,
+        training__batch_size="full",
+    )
+    assert result.state.round == 2
+    for name, (_, (x, y)) in sites.items():
+        assert result.accuracy()[name] == result.score(x, y, name) > 0.5
+
+
+def test_a_round_that_scored_fewer_clients_is_not_the_best() -> None:
+    assert best_round({}) == 0
+    assert best_round({1: [0.2, 0.4], 2: [0.9], 3: [0.1, 0.5]}) == 1
+    assert best_round({1: [0.9], 2: [0.2, 0.4]}) == 2
