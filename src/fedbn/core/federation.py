@@ -34,6 +34,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self)} samples of {tuple(self.x.shape[1:])}, {self.x.dtype})"
+
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Take some samples, ready for a model.
 

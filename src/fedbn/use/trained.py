@@ -48,6 +48,13 @@ class Trained:
     source: Callable[[], Federation] | None = field(default=None, repr=False)
     facts: Mapping[str, Any] | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        what = f"{self.plan.method.name}, seed {self.plan.seed}, {self.state.round} rounds"
+        scores = self.accuracy().values()
+        mean = f"mean test accuracy {np.mean(list(scores)):.3f}" if scores else "no test accuracy"
+        where = f", {self.folder}" if self.folder else ""
+        return f"<Result of {what}, {len(self.clients)} clients: {mean}{where}>"
+
     @property
     def clients(self) -> tuple[str, ...]:
         """The names of all whose model can be had: training clients, then adapted sites."""
