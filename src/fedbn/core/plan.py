@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class Plan:
         self.method.check(found, allow_no_batchnorm)
         if not any(entry.trainable for entry in found):
             raise ModelError("the model has no trainable parameter")
+        copied(model)
         if self.training.batch_size == 1 and any(e.kind.startswith("bn_") for e in found):
             raise ConfigError(
                 "training.batch_size = 1: BatchNorm cannot normalise one sample; "
@@ -143,6 +145,28 @@ def _left_over(plan: Plan) -> list[str]:
 def _named(names: list[str]) -> str:
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Copy a model, or name what in it cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ModelError(
+            f"the model cannot be copied for each worker: {_uncopied(model)} ({reason}); make it "
+            "where it is used, or leave it out in `__getstate__`"
+        ) from error
+
+
+def _uncopied(model: nn.Module) -> str:
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            try:
+                copy.deepcopy({} if name == "_modules" else value)
+            except Exception:
+                return f"its {'.'.join(filter(None, (path, name)))}"
+    return "it"
 
 
 def _sample(federation: Federation) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ Arrays = tuple[Any, Any]
 Data = Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]
 
 _TEST_SHARE = 0.2
+_ARRAYS = "arrays of NumPy, tensors or lists of numbers"
 _SHAPES = "(x, y) or ((train_x, train_y), (test_x, test_y))"
 
 
@@ -49,7 +50,7 @@ def federation_of(data: Data) -> Federation:
 def _client(name: str, given: Any) -> Client:
     where = f"data, client {name}"
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(f"{where}: expected {_SHAPES}")
+        raise DataError(f"{where}: expected {_SHAPES}, got a {type(given).__name__}")
     first, second = given
     if isinstance(first, tuple) and isinstance(second, tuple):
         train, test = _split(f"{where}, train", first), _split(f"{where}, test", second)
@@ -64,7 +65,7 @@ def _client(name: str, given: Any) -> Client:
 def _split(where: str, pair: Any) -> Split:
     if len(pair) != 2:
         raise DataError(f"{where}: {len(pair)} arrays; expected x and y")
-    x, y = _tensor(f"{where}, x", pair[0]), _tensor(f"{where}, y", pair[1])
+    x, y = tensor_of(pair[0], f"{where}, x"), tensor_of(pair[1], f"{where}, y")
     if x.dim() < 2 or y.dim() != 1:
         raise DataError(
             f"{where}: x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; "
@@ -79,7 +80,15 @@ def _split(where: str, pair: Any) -> Split:
     return Split(x if x.dtype == torch.uint8 else x.float(), y.long())
 
 
-def _tensor(where: str, value: Any) -> Tensor:
+def tensor_of(value: Any, where: str) -> Tensor:
+    """Bring numbers to a tensor; what is none is refused before anybody iterates over it."""
+    first = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if hasattr(first, "__getitem__") and not (
+        isinstance(first, Sequence) or hasattr(first, "__array__")
+    ):  # a Dataset need not end
+        raise DataError(f"{where}: a {type(first).__name__}; expected {_ARRAYS}")
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbn.core.federation import Split
 from fedbn.core.plan import forward
+from fedbn.data._given import tensor_of
 from fedbn.errors import ConfigError, DataError
 
 _SCALED = 1.01
@@ -61,12 +62,7 @@ def probabilities(model: nn.Module, x: Tensor, chunk: int = 256) -> NDArray[np.f
 
 
 def _tensor(x: Any, where: str) -> Tensor:
-    try:
-        tensor = torch.as_tensor(x).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where}: not numbers ({' '.join(str(error).split())})") from error
-    if tensor.is_complex():
-        raise DataError(f"{where}: complex numbers; legal are real ones")
+    tensor = tensor_of(x, where).detach().cpu()
     return tensor if tensor.dtype == torch.uint8 else tensor.float()
 
 
