@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 import fedbn
 from fedbn.core.federation import Federation
@@ -69,6 +74,31 @@ def test_a_model_given_as_an_object_is_copied():
     assert all(torch.equal(value, before[k]) for k, value in start.items())
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_model_given_as_an_object_is_pointed_out_once(written: bool, tmp_path: Path):
+    heard: list[str] = []
+    asked = {"rounds": 1, "notes": heard.append, "out": tmp_path / "out" if written else None}
+    fedbn.fit(SITES, bn_net(), **asked)
+    assert [text for text in heard if "whatever the seed" in text] == heard
+    assert len(heard) == 1
+
+
+def test_a_function_starts_from_the_seed_and_an_object_from_its_weights(
+    caplog: pytest.LogCaptureFixture,
+):
+    with caplog.at_level(logging.WARNING, "fedbn"):
+        made = [fedbn.fit(SITES, bn_net, rounds=1, seed=seed) for seed in (0, 0, 1)]
+        assert caplog.messages == []
+        net = bn_net()
+        kept = [fedbn.fit(SITES, net, rounds=1, seed=seed) for seed in (0, 1)]
+    first, again, other = [result.plan.initial_model.state_dict() for result in made]
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["0.weight"], other["0.weight"])
+    weights = [result.plan.initial_model.state_dict()["0.weight"] for result in kept]
+    assert torch.equal(*weights)
+    assert len(caplog.messages) == 2  # heard without `notes`, once a call
+
+
 def test_a_function_is_given_what_its_signature_names():
     seen = []
 
@@ -120,6 +150,80 @@ def test_remarks_are_heard():
     assert "client a has no training sample of class 1" in heard
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_remark_is_heard_once(written: bool, tmp_path: Path):
+    heard: list[str] = []
+    x, y = site(n=30)
+    sites = {"a": ((x, 0 * y), (x, y)), "b": (x, y)}
+    out = tmp_path / "out" if written else None
+    fedbn.fit(sites, rounds=1, notes=heard.append, out=out)
+    assert heard.count("client a has no training sample of class 1") == 1
+
+
+def test_a_result_is_shown_in_a_line(tmp_path: Path):
+    result = fedbn.fit(SITES, bn_net, rounds=2, seed=3, out=tmp_path / "out")
+    mean = sum(result.accuracy().values()) / 2
+    shown = f"<Result of fedbn, seed 3, 2 rounds, 2 clients: mean test accuracy {mean:.3f}"
+    assert repr(result) == f"{shown}, {tmp_path / 'out'}>"
+    assert "Split(16 samples of (3,), torch.float32)" in repr(result.plan.federation)
+    assert "tensor(" not in repr(result.plan)
+
+
+def _as_in_the_parent(expected: fedbn.Result) -> None:
+    again = fedbn.fit(SITES, bn_net, rounds=2)
+    assert same_runs(again.state, expected.state)
+    assert again.predict(np.zeros((100_000, 3), "float32"), client="a").shape == (100_000,)
+
+
+def test_a_forked_child_trains_as_its_parent():
+    """It lacks the parent's OpenMP threads: an operation that waits for one never ends."""
+    expected = fedbn.fit(SITES, bn_net, rounds=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1_000_000).sum()  # the parent has threads
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python 3.12, about forks beside threads
+            child = multiprocessing.get_context("fork").Process(
+                target=_as_in_the_parent, args=(expected,)
+            )
+            child.start()
+        child.join(30)
+        child.kill()
+        child.join()
+    finally:
+        torch.set_num_threads(before)
+    assert child.exitcode == 0
+
+
+class Locked(nn.Module):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = bn_net()
+        self.body[0].once = threading.Lock()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize("model", [Locked, Locked()], ids=["function", "object"])
+def test_a_model_that_cannot_be_copied_is_refused(model: object):
+    with pytest.raises(ModelError, match=r"cannot be copied .* its body\.0\.once .*_thread\.lock"):
+        fedbn.fit(SITES, model, rounds=1)
+
+
+class Endless(Dataset):
+    """A data set that never says that it ended, as many do."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return X[index % len(X)]
+
+
 def test_a_model_without_batchnorm_is_refused_unless_allowed():
     with pytest.raises(ModelError, match=r"fedbn keeps bn_affine, bn_statistic local"):
         fedbn.fit(SITES, plain_net, "fedbn", rounds=1)
@@ -135,7 +239,13 @@ X, Y = site()
     ("data", "error", "text"),
     [
         ({}, DataError, "no clients"),
-        ({"a": 3}, DataError, r"client a: expected \(x, y\)"),
+        ({"a": 3}, DataError, r"client a: expected \(x, y\) .*got a int"),
+        (Endless(), DataError, "data is a Endless; expected a mapping"),
+        ({"a": Endless()}, DataError, r"client a: expected \(x, y\) .*got a Endless"),
+        ({"a": (Endless(), Y)}, DataError, "client a, x: a Endless; expected arrays"),
+        ({"a": ([Endless()], Y)}, DataError, "client a, x: a Endless; expected arrays"),
+        ({"a": ((X, Y), (Endless(), Y))}, DataError, "client a, test, x: a Endless"),
+        ({"a": (DataLoader(Endless()), Y)}, DataError, "client a, x: not numbers"),
         ({"a": (X, Y, Y)}, DataError, r"client a: expected \(x, y\)"),
         ({"a": (X[:2], Y[:2])}, DataError, "client a: 2 samples; at least 3"),
         ({"a": (X, Y.astype(float))}, DataError, "labels of torch.float64"),
@@ -167,6 +277,11 @@ def test_bad_data_is_named(data: object, error: type[Exception], text: str):
         ({"method": "fedbm"}, "unknown method 'fedbm': did you mean 'fedbn'"),
         ({"training__optimizer": "Adm"}, "unknown optimizer 'Adm'"),
         ({"training__min_clients": 3}, "min_clients = 3: .* has 2 clients"),
+        ({"method": 3}, "fit: method = 3: legal are a name and a Method"),
+        ({"seed": range(3)}, r"fit: seed = range\(0, 3\): fit trains one method with one seed"),
+        ({"data__percent": 0.1}, "fit: data.percent = 0.1: the argument `data` decides that"),
+        ({"model__name": "mlp"}, "fit: model.name = 'mlp': the argument `model` decides that"),
+        ({"method": fedbn.fedprox(0.1), "method__mu": 1}, "method.mu = 1: `method` is a value"),
         ({"model": lambda: 3}, "gives a int, not an nn.Module"),
         ({"model": nn.Linear(3, 9), "method": "fedavg"}, r"gives \(2, 9\) for 2 samples"),
     ],
@@ -174,6 +289,11 @@ def test_bad_data_is_named(data: object, error: type[Exception], text: str):
 def test_wrong_settings_are_named(settings: dict[str, object], text: str):
     with pytest.raises(ConfigError, match=text):
         fedbn.fit(SITES, **{"model": "mlp", "rounds": 1, **settings})
+
+
+def test_a_section_as_a_table_leaves_the_other_keys_alone():
+    result = fedbn.fit(SITES, bn_net, rounds=2, training={"lr": 0.5})
+    assert (result.plan.training.rounds, result.plan.training.lr) == (2, 0.5)
 
 
 def test_errors_of_the_library_have_one_base():

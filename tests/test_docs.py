@@ -50,6 +50,22 @@ def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
     runpy.run_path(str(file), run_name="__main__")
 
 
+def test_the_readme_s_example_prints_the_same_every_time(tmp_path, capsys):
+    import torch
+
+    code = next(b.values[0] for b in blocks("python") if b.id.startswith("README.md"))
+    file = tmp_path / "snippet.py"
+    file.write_text(code, encoding="utf-8")
+    printed = []
+    for seed in (1, 2):  # what else the process drew must not matter
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            runpy.run_path(str(file))
+        printed.append(capsys.readouterr().out)
+    assert printed[0].startswith("{'berlin': ")
+    assert printed[0] == printed[1]
+
+
 @pytest.mark.parametrize("words", commands())
 def test_a_command_is_one_that_exists(words):
     """Parse the command line as the program does, without running it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+import logging
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import nn
 
 from fedbn.core.best import Validation, best_round, validation
 from fedbn.core.method import Method
-from fedbn.core.plan import Plan
+from fedbn.core.plan import Plan, copied
 from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.data._given import Data, federation_of
-from fedbn.engines.embedded import run
+from fedbn.engines.embedded import one_torch_thread, run
 from fedbn.errors import ConfigError
 from fedbn.experiments.events import Event
 from fedbn.experiments.jobs import reached
@@ -25,6 +26,7 @@ from fedbn.experiments.loading import (
     placed,
     with_absolute_paths,
 )
+from fedbn.experiments.placing import changed
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.runner import start
 from fedbn.experiments.settings import Job, Setting
@@ -35,6 +37,12 @@ from fedbn.use.trained import Trained
 
 Model = str | nn.Module | Callable[..., nn.Module]
 Result = Trained
+_log = logging.getLogger("fedbn")
+_AS_OBJECT = (
+    "the model is an object: its first weights are the ones it has, whatever the seed; give the "
+    "function that makes it, and the seed decides them"
+)
+_SEVERAL = ("methods", "quick", "reproduce", "seeds", "sweep")
 
 
 class _Memory:
@@ -60,6 +68,7 @@ class _Memory:
             self.state = state
 
 
+@one_torch_thread()  # from the first operation on: in a forked child, a second thread never comes
 def fit(
     data: str | Path | Data,
     model: Model | None = None,
@@ -70,23 +79,26 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     workers: int = 0,
-    notes: Callable[[str], None] = lambda text: None,
+    notes: Callable[[str], None] = _log.warning,
     **settings: Any,
 ) -> Result:
     """Train one method and give every client its model.
 
     Args:
         data: A registered name, a path of your own data, a `Federation`, or a mapping from each
-            client's name to `(x, y)`, or to `((train_x, train_y), (test_x, test_y))`.
-        model: A registered name, `module:callable`, a function that makes a model, or a model,
-            which is copied; None for one that fits the data.
+            client's name to `(x, y)`, or to `((train_x, train_y), (test_x, test_y))`; each is an
+            array, a tensor or lists of numbers.
+        model: A registered name, `module:callable`, a function that makes a model; None for one
+            that fits the data. A model itself is copied, with the weights it has: no seed
+            changes them.
         method: A method, or its name as on the command line.
         rounds: Communication rounds.
         seed: Decides everything that is random.
         out: A run folder to write; None to write nothing.
         resume: Go on with the run in `out`, if there is one.
         workers: Cores to use; 0 for all. Never changes the result.
-        notes: Hears remarks, for example `print`.
+        notes: Hears each remark once, if there is any: on data, model and clients that work and
+            may not be what was meant. `print` prints them; the logger `fedbn`, unless given.
         **settings: Any key of the configuration, with `__` for the dot: `training__lr=0.1`.
 
     Returns:
@@ -103,9 +115,13 @@ def fit(
         >>> sorted(result.models)
         ['a', 'b']
     """
+    names = _named(data, model, method)
+    asked = {key.replace("__", "."): value for key, value in settings.items()}
+    _check(asked, names, method, seed)
     raw: dict[str, Any] = {"seeds": [seed], "training": {"rounds": rounds}}
-    for key, value in {**_named(data, model, method), **settings}.items():
-        raw = placed(raw, key.replace("__", "."), value)
+    for key, value in {**names, **asked}.items():
+        section = isinstance(value, Mapping) and "." not in key
+        raw = changed(raw, {key: value}) if section else placed(raw, key, value)
     experiment = checked(with_absolute_paths(raw), "fit")
     planner = Planner(
         federation=None if isinstance(data, str | Path) else federation_of(data),
@@ -114,9 +130,11 @@ def fit(
     chosen = _method(method, experiment.method.mu)
     job = Job(chosen, Setting("default", experiment), seed)
     plan = planner.plan(job)
-    for text in planner.warnings:
-        notes(text)
+    if isinstance(model, nn.Module):
+        planner.warnings.append(_AS_OBJECT)
     if out is None:
+        for text in planner.warnings:
+            notes(text)
         memory = _Memory(notes, experiment.evaluation.report == "best")
         run(plan, [memory], workers=workers)
         assert memory.state is not None
@@ -151,7 +169,7 @@ def _fit_into(
 
 def _named(data: str | Path | Data, model: Model | None, method: str | Method) -> dict[str, Any]:
     """The configuration's words for what was given; objects have none that could be read back."""
-    names: dict[str, Any] = {"methods": [method if isinstance(method, str) else method.name]}
+    names: dict[str, Any] = {"methods": [getattr(method, "name", method)]}
     if isinstance(data, Path) or (isinstance(data, str) and looks_like_path(data)):
         names["data.path"] = str(data)
     else:
@@ -159,6 +177,24 @@ def _named(data: str | Path | Data, model: Model | None, method: str | Method) -
     if model is not None:
         names["model.name"] = model if isinstance(model, str) else IN_PYTHON
     return names
+
+
+def _check(asked: Mapping[str, Any], names: Mapping[str, Any], method: Any, seed: Any) -> None:
+    """Refuse by name what fit would not heed."""
+    given = {"method": method, "seed": seed}
+    for key, value in {**given, **asked}.items():
+        section = key.partition(".")[0]
+        if section in _SEVERAL or (key in given and isinstance(value, list | tuple | range)):
+            why = "fit trains one method with one seed, `method` and `seed`; `fedbn run` several"
+        elif key in names or (section == "data" and names.get("data.name") == IN_PYTHON):
+            why = f"the argument `{section}` decides that"
+        elif key == "method.mu" and isinstance(method, Method):
+            why = "`method` is a value, which has its own"
+        else:
+            continue
+        raise ConfigError(f"fit: {key} = {reprlib.repr(value)}: {why}")
+    if not isinstance(method, str | Method):
+        raise ConfigError(f"fit: method = {method!r}: legal are a name and a Method")
 
 
 def _method(method: str | Method, mu: float | list[float]) -> Method:
@@ -174,5 +210,5 @@ def _maker(model: Model | None) -> Callable[..., nn.Module] | None:
     if model is None or isinstance(model, str):
         return None
     if isinstance(model, nn.Module):
-        return lambda: copy.deepcopy(model)
+        return lambda: copied(model)
     return model

@@ -112,6 +112,11 @@ def test_settings_by_their_keys(tmp_path: Path) -> None:
         ({"training__lr": float("nan")}, ConfigError, "training.lr = nan"),
         ({"method": "fedbm"}, ConfigError, "did you mean 'fedbn'"),
         ({"method__mu": [1, 2], "evaluation__validation": 0.2}, ConfigError, "one number"),
+        ({"seeds": [0, 1]}, ConfigError, r"fit: seeds = \[0, 1\]: fit trains one method"),
+        ({"methods": ["fedavg"]}, ConfigError, r"fit: methods = \['fedavg'\]: fit trains one"),
+        ({"method": ["fedavg", "fedbn"]}, ConfigError, r"fit: method = \['fedavg', 'fedbn'\]"),
+        ({"sweep": {"training": {"lr": [1, 2]}}}, ConfigError, "fit: sweep = .*fit trains one"),
+        ({"sweep__nonsense": [1]}, ConfigError, r"fit: sweep\.nonsense = \[1\]: fit trains one"),
         ({"model": nn.Linear(6, 2)}, ConfigError, "BatchNorm"),
         ({"data": {}}, DataError, "no clients"),
         ({"data": {"a": 3}}, DataError, r"expected \(x, y\)"),
@@ -126,6 +131,30 @@ def test_what_fit_refuses_it_writes_nothing_for(
     with pytest.raises(error, match=said):
         fedbn.fit(asked.pop("data"), asked.pop("model"), out=tmp_path / "out", **asked)
     assert not (tmp_path / "out").exists()
+
+
+def test_first_weights_are_drawn_by_one_thread() -> None:
+    """Orthogonal ones differ with the number of threads, so a seed would not decide them."""
+    from fedbn.data._given import federation_of
+    from fedbn.experiments.plans import Planner
+    from fedbn.experiments.schema import Experiment
+    from fedbn.experiments.settings import jobs
+
+    seen = []
+
+    def counting() -> nn.Module:
+        seen.append(torch.get_num_threads())
+        return net()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        planner = Planner(federation_of(given("a", "b")), counting)
+        planner.plan(jobs(Experiment(methods=["fedbn"]))[0])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
 
 
 def test_an_unknown_client_is_said() -> None:

@@ -6,6 +6,7 @@ round takes and not one bit of its result.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Protocol
@@ -17,6 +18,8 @@ from fedbn.core.plan import Plan
 from fedbn.core.rounds import Outcome, Record, RunState, initial_state, round_records, run_round
 from fedbn.engines.crews import make_crew
 from fedbn.errors import Interrupted
+
+_PROCESS = os.getpid()
 
 
 class Sink(Protocol):
@@ -80,10 +83,13 @@ def _tell(sinks: Sequence[Sink], plan: Plan, texts: Sequence[str]) -> None:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Sums inside an operation depend on its threads: one, for the same bits everywhere."""
+    """Sums inside an operation depend on its threads: one, for the same bits everywhere.
+
+    A forked child keeps it: it lacks its parent's threads, and who waits for them waits for ever.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before if os.getpid() == _PROCESS else 1)

@@ -16,6 +16,7 @@ from fedbn.core.plan import Plan, remarks
 from fedbn.core.splits import with_validation
 from fedbn.core.training import Training
 from fedbn.engines.batched import unbatchable
+from fedbn.engines.embedded import one_torch_thread
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.loading import with_absolute_paths
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
@@ -46,6 +47,7 @@ class Planner:
         self._given = federation
         self._make_model = make_model
 
+    @one_torch_thread()  # some ways to draw first weights depend on the threads
     def plan(self, job: Job) -> Plan:
         """Make a job's plan and check it."""
         experiment = job.setting.experiment
