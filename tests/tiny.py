@@ -89,6 +89,8 @@ def same_runs(a: RunState, b: RunState) -> bool:
         and same(a.memory, b.memory)
         and a.local.keys() == b.local.keys()
         and all(same(a.local[name], b.local[name]) for name in a.local)
+        and a.untrained.keys() == b.untrained.keys()
+        and all(same(a.untrained[name], b.untrained[name]) for name in a.untrained)
     )
 
 

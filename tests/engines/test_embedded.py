@@ -14,9 +14,11 @@ from fedbn.core.aside import Helpers
 from fedbn.core.federation import Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
-from fedbn.core.replica import draws_random_numbers
-from fedbn.core.rounds import Record, RunState
+from fedbn.core.replica import Replica, draws_random_numbers
+from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.server import server_adam
+from fedbn.core.statistics import estimate_statistics
+from fedbn.core.training import evaluate
 from fedbn.engines import memory
 from fedbn.engines.embedded import run
 from fedbn.engines.pool import Pool
@@ -24,8 +26,9 @@ from fedbn.errors import Interrupted
 from fedbn.methods.centralized import centralized
 from fedbn.methods.fedavg import fedavg
 from fedbn.methods.fedbn import fedbn
+from fedbn.methods.silobn import silobn
 from fedbn.methods.singleset import singleset
-from tiny import bn_net, dropout_net, federation, plain_net, plan, same_runs
+from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_runs
 
 
 class Diary:
@@ -53,7 +56,8 @@ def from_disk(state: RunState) -> RunState:
     """The same state in other memory, as a checkpoint gives it back."""
     local = {name: part.clone() for name, part in state.local.items()}
     memory = {name: value.clone() for name, value in state.memory.items()}
-    return RunState(state.round, state.shared.clone(), local, memory)
+    untrained = {name: part.clone() for name, part in state.untrained.items()}
+    return RunState(state.round, state.shared.clone(), local, memory, untrained)
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -215,6 +219,77 @@ def test_centralized_is_scored_on_every_domain(vectors: Federation):
     assert tested[::2] == [("all", f"domain {name}") for name in "abc"]
 
 
+def drawn_one_at_a_time(method: Method) -> Plan:
+    """Of six clients one a round: after f, e and a, three have not trained."""
+    return plan(method, federation(*[30] * 6), seed=1, rounds=3, participation=0.1)
+
+
+@pytest.mark.parametrize("engine", ["plain", "batched"])
+@pytest.mark.parametrize("method", [fedbn(), silobn(), singleset()], ids=lambda m: m.name)
+def test_a_client_that_has_not_trained_is_scored_with_statistics_of_its_data(
+    method: Method, engine: str
+):
+    made = replace(drawn_one_at_a_time(method), engine=engine)
+    state, diary = written(made)
+    trained = {r.client for r in diary.records if r.metric == "training_loss"}
+    assert [*state.untrained] == [n for n in "abcdef" if n not in trained]
+    last = {(r.client, r.split, r.metric): r.value for r in diary.records if r.round == 3}
+    assert [key[0] for key in last if key[2] == "untrained"] == [*state.untrained]
+    for client in made.federation.clients:
+        if client.name in trained:
+            assert state.scored_with(client.name) is state.local[client.name]
+            continue
+        replica = Replica(made.initial_model, method)
+        replica.load(state.shared, state.local[client.name])
+        estimate_statistics(replica.model, client.train.x)
+        score = evaluate(replica.model, client.tests[client.domain])
+        assert last[client.name, "test", "loss"] == pytest.approx(score.loss, abs=1e-5)
+        assert same(state.scored_with(client.name), replica.local)
+        # what it will train from is what it would have trained from
+        assert same(state.local[client.name], initial_state(made).local[client.name])
+    said = [text for text in diary.notes if "have not trained yet" in text]
+    assert [text.partition(" clients")[0] for text in said] == [
+        "round 1: 5 of 6",
+        "round 3: 3 of 6",
+    ]
+
+
+def test_scoring_clients_that_have_not_trained_changes_no_bit_of_training():
+    often, seldom = (
+        written(replace(drawn_one_at_a_time(fedbn()), evaluate_every=every))[0] for every in (1, 3)
+    )
+    assert same_runs(often, seldom)
+    one, diary = written(drawn_one_at_a_time(fedbn()), workers=1)
+    three, other = written(drawn_one_at_a_time(fedbn()), workers=3)
+    assert same_runs(one, three)
+    assert diary.records == other.records
+
+
+def test_shared_statistics_are_never_replaced():
+    state, diary = written(drawn_one_at_a_time(fedavg()))
+    assert not state.untrained
+    assert not [r for r in diary.records if r.metric == "untrained"]
+
+
+def test_a_client_whose_statistics_cannot_be_computed_is_named_and_the_others_scored():
+    class Picky(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            scoring = self.training or torch.is_inference_mode_enabled()
+            if not scoring and 100 < float(x.abs().max()) < 300:
+                raise RuntimeError("not for d")
+            return super().forward(x)
+
+    made = replace(drawn_one_at_a_time(fedbn()), model=lambda: Picky(*bn_net()))
+    state, diary = written(made)
+    said = [text for text in diary.notes if text.startswith("round 3: d: ")]
+    assert said == [
+        "round 3: d: cannot be scored: ModelError: the model fails: RuntimeError: not for d"
+    ]
+    last = {r.client for r in diary.records if (r.round, r.metric) == (3, "accuracy")}
+    assert last == set("abcef")
+    assert same(state.scored_with("d"), state.local["d"])
+
+
 def test_a_remainder_of_one_is_never_a_crash():
     # 11 = 5 + 5 + 1 and 6 = 5 + 1; 12 leaves two, and 4 is less than a batch
     state, _ = written(plan(fedbn(), federation(11, 12, 6, 4), rounds=2))
@@ -281,9 +356,8 @@ def test_a_client_that_fails_is_named_and_the_run_goes_on(
     made = plan(fedbn(), replace(vectors, clients=tuple(clients)), model)
     state, diary = written(made)
     name = clients[bad].name
-    refused = [text for text in diary.notes if text.startswith("round")]
+    refused = [text for text in diary.notes if f": {name}: " in text and "scored" not in text]
     assert [text.partition(":")[0] for text in refused] == ["round 1", "round 2"]
-    assert all(f": {name}: " in text for text in refused)
     assert (state.round, state.shared.unusable()) == (2, None)
     marks = [(r.round, r.client, r.value) for r in diary.records if r.metric == "refused"]
     assert marks == [(1, name, 1.0), (2, name, 1.0)]

@@ -45,6 +45,28 @@ def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
     assert got == wanted
 
 
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("method", ["fedbn", "silobn", "fedavg"])
+def test_a_site_that_has_not_trained_is_scored_as_in_one_process(
+    bench: Bench, method: str, every: int
+) -> None:
+    training = {"rounds": 2, "local_steps": 2, "participation": 0.5}
+    raw = {**RAW, "methods": [method], "training": training, "evaluation": {"every": every}}
+    # seed 0 draws the second site twice
+    folder = bench.run(bench.grid(), raw)
+    _, _, records = in_one_process(raw)
+
+    def numbers(found):
+        fields = ("round", "client", "domain", "split", "metric", "value")
+        return sorted(tuple(r[field] for field in fields) for r in found)
+
+    assert numbers(metrics.read(folder.metrics)) == numbers(map(vars, records))
+    counted = [r.round for r in records if r.metric == "untrained"]
+    assert counted == ([] if method == "fedavg" else list(range(every, 3, every)))
+    said = "round 2: 1 of 2 clients have not trained yet"
+    assert bench.notes().count(said) == (method != "fedavg")
+
+
 def test_the_last_batch_is_dropped_at_the_sites_too(bench: Bench) -> None:
     training = {"rounds": 1, "batch_size": 30, "last_batch": "drop"}  # 64 leave 4
     raw = {**RAW, "training": training}

@@ -72,6 +72,7 @@ def test_the_new_client_begins_with_average_and_the_others_with_their_own(
     assert all(same(state.local[c], trained.state.local[c]) for c in "abc")
     averaged = trained.adapt(client.train.x, site="new").model("new").state_dict()
     assert all(torch.equal(v, averaged[k]) for k, v in state.local["new"].state.items())
+    assert [*state.untrained] == ["new"]  # scored with its own statistics until it has trained
 
 
 def test_a_joining_run_that_was_stopped_ends_like_one_that_was_not(

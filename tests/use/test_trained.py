@@ -30,6 +30,32 @@ def test_a_result_and_an_opened_run_are_of_one_class_and_agree(tmp_path: Path):
     assert result.accuracy() == opened.accuracy()
 
 
+def test_what_is_delivered_for_a_client_that_never_trained_is_what_was_scored(tmp_path: Path):
+    """Without its data, which the folder need not name; and through a stop."""
+    draws = np.random.default_rng(0)
+    x = {
+        name: draws.normal(5 * i, 10.0**i, (60, 3)).astype("float32")
+        for i, name in enumerate("abcd")
+    }
+    y = {name: (x[name][:, 0] > 5 * i).astype("int64") for i, name in enumerate("abcd")}
+    sites = {n: ((x[n][:40], y[n][:40]), (x[n][40:], y[n][40:])) for n in x}
+    asked = {"rounds": 3, "training__participation": 0.25, "evaluation__validation": 0.2}
+    result = fedbn.fit(sites, "mlp", out=tmp_path / "run", **asked)
+    never = [*result.state.untrained]
+    assert never
+    opened = fedbn.open_run(tmp_path / "run")
+    assert same_runs(result.state, opened.state)
+    scores = opened.accuracy()
+    for name in never:
+        assert opened.score(*sites[name][1], name) == scores[name]
+        assert np.array_equal(result.predict_proba(X, name), opened.predict_proba(X, name))
+    whole = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    shutil.rmtree(newest(tmp_path / "run"))
+    again = fedbn.fit(sites, "mlp", out=tmp_path / "run", resume=True, **asked)
+    assert same_runs(again.state, result.state)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == whole
+
+
 def test_probabilities_are_the_model_s_softmax_whatever_the_chunk(trained: Trained):
     with torch.no_grad():
         expected = trained.model("b")(torch.from_numpy(X)).double().softmax(1).numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from fedbn.core.foreign import contained
 from fedbn.core.method import Method
 from fedbn.core.randomness import number
 from fedbn.core.selectors import BATCHNORM
-from fedbn.core.state import entries, unwrap
+from fedbn.core.state import Kind, entries, unwrap
 from fedbn.core.training import CLASSIFICATION, Objective, Training
 from fedbn.errors import ConfigError, FedbnError, ModelError
 
@@ -60,6 +60,12 @@ class Plan:
             model = unwrap(self.model())
             materialize(model, self.federation)
         return model
+
+    @cached_property
+    def local_statistics(self) -> bool:
+        """Whether clients keep BatchNorm statistics of their own."""
+        local = self.method.local(entries(self.initial_model))
+        return any(entry.kind is Kind.BN_STATISTIC for entry in local)
 
     @cached_property
     def largest(self) -> int:
@@ -129,20 +135,19 @@ def _left_over(plan: Plan) -> list[str]:
         for c in plan.federation.clients
         if sizes[c.name][-1] < min(size, _FEW) and 1 < len(sizes[c.name]) <= plan.steps(c)
     }
-    said = (
-        [f"a last batch of one sample joins the batch before it ({_named(ones)})"] if ones else []
-    )
+    said = [f"a last batch of one sample joins the batch before it ({named(ones)})"] if ones else []
     if few:
         least, most = min(few.values()), max(few.values())
         said.append(
             f"a last batch of {least if least == most else f'{least} to {most}'} samples "
-            f"({_named([*few])}) is small for BatchNorm, and its step can undo much of an epoch: "
+            f"({named([*few])}) is small for BatchNorm, and its step can undo much of an epoch: "
             "training.last_batch = 'merge' joins it to the batch before it, 'drop' leaves it out"
         )
     return said
 
 
-def _named(names: list[str]) -> str:
+def named(names: Sequence[str]) -> str:
+    """Name some clients, the first ones of many."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

@@ -33,12 +33,19 @@ class RunState:
         shared: What the server holds.
         local: What each client holds; it never leaves the client.
         memory: The tensors of the server's optimiser.
+        untrained: Of clients whose BatchNorm has seen no data, because no update of theirs was ever
+            accepted, the local part they are scored and used with; they train from `local`.
     """
 
     round: int
     shared: Pack
     local: Mapping[str, Pack]
     memory: State = field(default_factory=dict)
+    untrained: Mapping[str, Pack] = field(default_factory=dict)
+
+    def scored_with(self, client: str) -> Pack:
+        """The local part that a client is scored and used with."""
+        return self.untrained.get(client, self.local[client])
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,8 @@ def initial_state(plan: Plan) -> RunState:
         layout = Layout.of(part)
         packs.append(layout.pack({entry.name: tensors[entry.name] for entry in layout.entries}))
     shared, local = packs
-    return RunState(0, shared, {client.name: local for client in plan.federation.clients})
+    parts = {client.name: local for client in plan.federation.clients}
+    return RunState(0, shared, parts, untrained=parts if plan.local_statistics else {})
 
 
 def participants(plan: Plan, round: int) -> tuple[Client, ...]:
@@ -170,7 +178,9 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
             f"round {state.round + 1}: combining the updates overflowed in {name}; "
             "nothing was taken over. A smaller training.lr or a robust aggregator may help"
         )
-    return RunState(state.round + 1, shared, {**state.local, **report.local}, memory), report
+    local = {**state.local, **report.local}
+    untrained = {name: p for name, p in state.untrained.items() if name not in report.local}
+    return RunState(state.round + 1, shared, local, memory, untrained), report
 
 
 def round_records(plan: Plan, round: int, report: Report) -> list[Record]:

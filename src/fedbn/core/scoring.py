@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass
 
 from fedbn.core.federation import Client, Split
 from fedbn.core.foreign import contained
-from fedbn.core.plan import Plan
+from fedbn.core.packing import Pack
+from fedbn.core.plan import Plan, named
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
+from fedbn.core.statistics import estimate_statistics
 from fedbn.core.training import Part, Score, evaluate_part, parts, scored
+from fedbn.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,35 @@ def splits_of(client: Client) -> Iterator[tuple[str, str, Split]]:
         yield "test", domain, test
 
 
+def measured(replica: Replica, client: Client, state: RunState) -> Pack:
+    """A client's local part with the exact BatchNorm statistics of its own training data.
+
+    A client that has not trained yet would otherwise be scored with statistics of no data.
+    """
+    replica.load(state.shared, state.local[client.name])
+    with contained():
+        estimate_statistics(replica.model, client.train.x)
+    if name := replica.local.unusable():
+        raise DataError(f"the statistics of its training data have NaN or infinity in {name}")
+    return replica.local.clone()
+
+
+def untrained_record(plan: Plan, round: int, client: str, domain: str) -> Record:
+    """Record that a client's scores of a round are those of a client that has not trained yet."""
+    return record(plan, round, client, domain, "train", "untrained", 1.0)
+
+
+def untrained_notes(plan: Plan, round: int, names: Sequence[str]) -> list[str]:
+    """Say how many clients have not trained yet: when they are scored first, and at the end."""
+    rounds = plan.training.rounds
+    if not names or round not in (min(plan.evaluate_every, rounds), rounds):
+        return []
+    return [
+        f"round {round}: {len(names)} of {len(plan.federation.clients)} clients have not trained "
+        f"yet ({named(names)}): scored with BatchNorm statistics of their own training data"
+    ]
+
+
 def pieces_of(client: Client) -> list[Piece]:
     """Cut all that a client is scored on."""
     return [
@@ -56,7 +88,7 @@ def score_pieces(
     An error there concerns this client's numbers only, and becomes a refusal.
     """
     try:
-        model = replica.scoring_model(state.shared, state.local[client.name])
+        model = replica.scoring_model(state.shared, state.scored_with(client.name))
         with contained():
             return [evaluate_part(model, p.data, p.part, plan.objective) for p in pieces]
     except Exception as error:

@@ -102,7 +102,7 @@ def score_stack(
     plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState
 ) -> list[Record]:
     """Score a stack of clients on their train, validation and test data."""
-    stack.load(state.shared, [state.local[client.name] for client in clients])
+    stack.load(state.shared, [state.scored_with(client.name) for client in clients])
     asked = [list(splits_of(client)) for client in clients]
     found: list[list[Record]] = [[] for _ in clients]
     for at in zip_longest(*asked):

@@ -20,10 +20,18 @@ from fedbn.core.rounds import (
     Record,
     Refusal,
     RunState,
+    failure,
     train_client,
     train_client_seeded,
 )
-from fedbn.core.scoring import Piece, pieces_of, put_together, score_client, score_pieces
+from fedbn.core.scoring import (
+    Piece,
+    measured,
+    pieces_of,
+    put_together,
+    score_client,
+    score_pieces,
+)
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
 from fedbn.engines.batched import score_stack, stack_size, train_stack
@@ -48,6 +56,9 @@ class Crew(Protocol):
         self, clients: Sequence[Client], state: RunState
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
+
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
+        """Give clients that have not trained the local part they are scored with."""
 
     def close(self) -> None:
         """End the threads."""
@@ -112,6 +123,10 @@ class OneByOne:
             for client, own in zip(clients, loads, strict=True)
         )
 
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
+        """Give clients that have not trained the local part they are scored with."""
+        return self._pool.ordered(lambda rep, client: _measured(rep, client, state), clients)
+
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
@@ -149,6 +164,16 @@ class Stacks:
         )
         return _told_apart(scores for several in found for scores in several)
 
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Refusal]:
+        """Give clients that have not trained the local part they are scored with."""
+
+        def work(_: Stack, some: Sequence[Client]) -> list[Pack | Refusal]:
+            replica = Replica(self._plan.initial_model, self._plan.method)
+            return [_measured(replica, client, state) for client in some]
+
+        for several in self._pool.ordered(work, self._cut(clients)):
+            yield from several
+
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
@@ -175,6 +200,13 @@ class Stacks:
             log.debug("a stack failed; its clients are scored one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)
             return [score_client(self._plan, replica, client, state) for client in clients]
+
+
+def _measured(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:
+    try:
+        return measured(replica, client, state)
+    except Exception as error:
+        return failure(client, "cannot be scored: ", error)
 
 
 def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from fedbn.core.federation import Client
+from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import Outcome, Record, RunState, initial_state, round_records, run_round
-from fedbn.engines.crews import make_crew
+from fedbn.core.rounds import (
+    Outcome,
+    Record,
+    Refusal,
+    RunState,
+    initial_state,
+    round_records,
+    run_round,
+)
+from fedbn.core.scoring import untrained_notes, untrained_record
+from fedbn.engines.crews import Crew, make_crew
 from fedbn.errors import Interrupted
 
 _PROCESS = os.getpid()
@@ -65,14 +76,31 @@ def run(
             state, report = run_round(plan, state, train)
             records, refusals = round_records(plan, state.round, report), report.refusals
             if plan.evaluates(state.round):
-                scores, unscored = crew.score(federation.clients, state)
+                state, scores, unscored = _evaluated(plan, crew, federation.clients, state)
                 records, refusals = records + scores, refusals + unscored
+                _tell(sinks, plan, untrained_notes(plan, state.round, [*state.untrained]))
             _tell(sinks, plan, [f"round {state.round}: {r.client}: {r.reason}" for r in refusals])
             for sink in sinks:
                 sink.round_done(plan, state, records)
             if stop() and state.round < plan.training.rounds:
                 raise Interrupted(f"stopped after round {state.round} of {plan.training.rounds}")
     return state
+
+
+def _evaluated(
+    plan: Plan, crew: Crew, clients: Sequence[Client], state: RunState
+) -> tuple[RunState, list[Record], list[Refusal]]:
+    """Score all clients; those that have not trained get statistics of their own data for it."""
+    waiting = [client for client in clients if client.name in state.untrained]
+    names = [client.name for client in waiting]
+    found = dict(zip(names, crew.measure(waiting, state), strict=True))
+    failed = [one for one in found.values() if isinstance(one, Refusal)]
+    packs = {name: one for name, one in found.items() if isinstance(one, Pack)}
+    state = replace(state, untrained={**state.untrained, **packs})
+    able = [client for client in clients if client.name not in found or client.name in packs]
+    scores, unscored = crew.score(able, state)
+    said = [untrained_record(plan, state.round, client.name, client.domain) for client in waiting]
+    return state, said + scores, failed + unscored
 
 
 def _tell(sinks: Sequence[Sink], plan: Plan, texts: Sequence[str]) -> None:

@@ -56,6 +56,7 @@ def save(
         for name, tensors in _contents(state).items():
             content = to_bytes(tensors)
             hashes[name] = hashlib.sha256(content).hexdigest()
+            (temporary / name).parent.mkdir(exist_ok=True)
             write_through(temporary / name, content)
         manifest = {"format": FORMAT, "round": state.round, "files": hashes, **facts}
         write_through(temporary / "manifest.json", to_json(manifest))
@@ -110,10 +111,16 @@ def load(path: Path, like: RunState) -> RunState:
             client: pack.layout.pack(_taken(contents, f"local/{client}.safetensors", path))
             for client, pack in like.local.items()
         }
+        untrained = {
+            client: pack.layout.pack(contents[file])
+            for client, pack in like.local.items()
+            if (file := f"untrained/{client}.safetensors") in contents
+        }
         shared = like.shared.layout.pack(_taken(contents, "shared.safetensors", path))
     except ModelError as error:
         raise DamagedRun(f"{path}: {error}") from error
-    return RunState(manifest["round"], shared, local, contents.get("server.safetensors", {}))
+    memory = contents.get("server.safetensors", {})
+    return RunState(manifest["round"], shared, local, memory, untrained)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -174,6 +181,8 @@ def _check_any_left(damaged: list[str]) -> None:
 def _contents(state: RunState) -> dict[str, State]:
     contents = {"shared.safetensors": state.shared.state}
     contents |= {f"local/{name}.safetensors": pack.state for name, pack in state.local.items()}
+    for name, pack in state.untrained.items():
+        contents[f"untrained/{name}.safetensors"] = pack.state
     if state.memory:
         contents["server.safetensors"] = state.memory
     return contents

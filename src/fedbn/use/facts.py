@@ -86,12 +86,11 @@ def _entries(trained: Trained) -> tuple[EntryFact, ...]:
 
 def _layers(trained: Trained) -> tuple[Layer, ...]:
     """The running statistics that clients keep to themselves, layer by layer."""
-    local = trained.state.local
-    names = tuple(spread(list(local), _MOST_MEASURED))
+    names = tuple(spread(list(trained.state.local), _MOST_MEASURED))
     found = []
     for name, module in trained.plan.initial_model.named_modules():
         keys = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var")]
-        own = [local[client].state for client in names]
+        own = [trained.state.scored_with(client).state for client in names]
         if len(names) > 1 and isinstance(module, _BatchNorm) and keys[0] in own[0]:
             mean, variance = (np.stack([_flat(state[key]) for state in own]) for key in keys)
             found.append(Layer(name or "BatchNorm", names, mean, variance))

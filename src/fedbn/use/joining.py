@@ -120,8 +120,11 @@ def joining_state(trained: Trained, client: Client) -> RunState:
     bench.average()
     if bench.normalises:
         bench.measure(client.train.x)
-    local = {**trained.state.local, client.name: bench.replica.local.clone()}
-    return replace(trained.state, local=local)
+    own = {client.name: bench.replica.local.clone()}
+    local, untrained = {**trained.state.local, **own}, trained.state.untrained
+    if bench.local_statistics:
+        untrained = {**untrained, **own}
+    return replace(trained.state, local=local, untrained=untrained)
 
 
 def joining_plan(trained: Trained, client: Client, rounds: int) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, RecordDict
@@ -18,9 +19,8 @@ from fedbn.core.rounds import (
     train_client,
     train_client_seeded,
 )
-from fedbn.core.scoring import score_client
+from fedbn.core.scoring import measured, score_client
 from fedbn.core.state import Kind, entries, schema_hash
-from fedbn.core.statistics import estimate_statistics
 from fedbn.engines.flower import wire
 from fedbn.engines.flower.codec import from_record, to_record
 from fedbn.engines.flower.jobs import federation_of, plan_of
@@ -71,7 +71,7 @@ class Desk:
         # A round is trained, and its predecessor scored, from the same two parts.
         done = order.round - 1 if order.kind == "train" else order.round
         before = RunState(done, shared, {name: local})
-        scores = self._scores(before) if order.scores else ()
+        scores = self._scores(order, before) if order.scores else ()
         if order.kind == "score":
             return self._released(order, local, self._answer(order, source, begun, scores))
         train = train_client_seeded if self._random else train_client
@@ -92,17 +92,16 @@ class Desk:
         start = self._initial.local[self._client.name]
         if order.since:
             return store.load(order.since, start.layout), store.source
-        return (self._newcomers(shared, start) if order.joined else start), "fresh"
+        if order.joined and self._plan.local_statistics:
+            # A site that came later: the statistics of its own data, new affine.
+            state = RunState(0, shared, {self._client.name: start})
+            return measured(self._replica, self._client, state), "fresh"
+        return start, "fresh"
 
-    def _newcomers(self, shared: Pack, start: Pack) -> Pack:
-        """The local part of a site that came later: the statistics of its own data, new affine."""
-        if not any(entry.kind == Kind.BN_STATISTIC for entry in start.layout.entries):
-            return start
-        self._replica.load(shared, start)
-        estimate_statistics(self._replica.model, self._client.train.x)
-        return self._replica.local.clone()
-
-    def _scores(self, state: RunState) -> tuple[Score, ...]:
+    def _scores(self, order: Order, state: RunState) -> tuple[Score, ...]:
+        if not (order.since or order.joined) and self._plan.local_statistics:
+            own = measured(self._replica, self._client, state)
+            state = replace(state, untrained={self._client.name: own})
         records = score_client(self._plan, self._replica, self._client, state)
         if isinstance(records, Refusal):
             raise ModelError(records.reason)

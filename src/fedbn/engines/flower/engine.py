@@ -18,6 +18,7 @@ from fedbn.core.rounds import (
     round_records,
     run_round,
 )
+from fedbn.core.scoring import untrained_notes, untrained_record
 from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.engines.flower import wire
 from fedbn.engines.flower.attendance import Attendance, Known
@@ -89,7 +90,7 @@ class Conductor:
 
     def initial(self) -> RunState:
         """The state before the first round; the server holds no local part."""
-        return replace(initial_state(self.plan), local={})
+        return replace(initial_state(self.plan), local={}, untrained={})
 
     def round(self, state: RunState) -> tuple[RunState, list[Record]]:
         """Do one round: the sites that are here train, and score the state before it."""
@@ -110,6 +111,7 @@ class Conductor:
         letters = {name: self._letter(order, "score", name, state, True) for name in self.members}
         mail = self._ask({n: x for n, x in letters.items() if x}, f"score {state.round}")
         self._take_scores(mail, state, [*self.members])
+        self._tell_untrained(state.round)
         return self.scores
 
     def _train(self, chosen: Sequence[Client], state: RunState) -> Iterator[Outcome]:
@@ -127,6 +129,7 @@ class Conductor:
                 answers[name] = answer
                 self._add_scores(name, answer, state.round)
             yield outcome
+        self._tell_untrained(state.round)
         self.cost = cost_of(state.round + 1, mail, answers)
 
     def _outcome(self, mail: Mail, name: str, state: RunState) -> tuple[Outcome, Answer | None]:
@@ -186,9 +189,17 @@ class Conductor:
 
     def _add_scores(self, name: str, answer: Answer, round: int) -> None:
         plan = self.plan
+        if answer.scores and plan.local_statistics and name not in self._known.since:
+            domain = self.members[name].domain
+            self.scores.append(untrained_record(plan, round, name, domain))
         for score in answer.scores:
             key = (plan.method.name, plan.setting, plan.seed, round, name)
             self.scores.append(Record(*key, score.domain, score.split, score.metric, score.value))
+
+    def _tell_untrained(self, round: int) -> None:
+        names = [record.client for record in self.scores if record.metric == "untrained"]
+        for text in untrained_notes(self.plan, round, names):
+            self._note(text)
 
     def _tell(self, report: Report, round: int) -> None:
         left_out = {refusal.client: refusal.reason for refusal in report.refusals}
