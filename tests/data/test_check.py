@@ -82,6 +82,16 @@ def test_mixed_modes_and_other_files_are_notes(pictures):
     assert ("a", "readme.txt", "not a picture: left out") in notes
 
 
+def test_a_picture_that_pillow_warns_of_is_noted(pictures):
+    exif = (
+        b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x01\0\0\0"  # four entries missing
+    )
+    noise(90).save(pictures / "a" / "cat" / "odd.jpg", exif=exif)
+    finding = only(examine(pictures))
+    assert (finding.severity, Path(finding.file).name) == ("note", "odd.jpg")
+    assert finding.text.startswith("odd, but can be read (Corrupt EXIF data")
+
+
 def test_sixteen_bit_pictures_must_fit_the_depth(pictures):
     deep = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     Image.fromarray(deep).save(pictures / "a" / "cat" / "deep.png")

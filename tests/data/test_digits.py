@@ -230,7 +230,7 @@ def test_photographs_that_will_not_do(tmp_path: Path):
     with pytest.raises(DataError, match="no photograph; legal are"):
         photograph_files(tmp_path)
     (tmp_path / "a.jpg").write_bytes(b"no")
-    with pytest.raises(DataError, match=r"a\.jpg: damaged or not an image"):
+    with pytest.raises(DataError, match=r"a\.jpg: not a picture"):
         read_photograph(tmp_path / "a.jpg")
     Image.new("L", (27, 100)).save(tmp_path / "b.png")
     with pytest.raises(DataError, match=r"b\.png: 27×100 pixels.*at least 28×28"):

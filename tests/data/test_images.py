@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from PIL import Image
 from fedbn.data._augment import FlipAndTurn
 from fedbn.data._files import Trouble, scan, shown, subfolders
 from fedbn.data._image_sizes import choose_size
-from fedbn.data._images import bombs_refused, pictures_below, read_picture, read_pictures
+from fedbn.data._images import pictures_below, read_picture, read_pictures, watched
 from fedbn.errors import DataError
 
 
@@ -28,7 +30,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def read(file: Path, size: int | None = None) -> np.ndarray:
-    with bombs_refused():
+    with watched():
         return read_picture(file, None if size is None else (size, size))
 
 
@@ -174,6 +176,21 @@ def test_a_picture_a_little_too_large_is_refused_too(own, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # 24 pixels only warn in Pillow
     with pytest.raises(DataError, match="enormous"):
         read(save(own / "a.png", "L", 0))
+
+
+def test_what_pillow_warns_of_is_one_line_of_ours(own, caplog, capsys):
+    exif = (
+        b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x01\0\0\0"  # four entries missing
+    )
+    for name in "ab":
+        Image.new("RGB", (8, 8)).save(own / f"{name}.jpg", exif=exif)
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING, "fedbn"):
+        warnings.simplefilter("error")  # a warning that is not ours would end the reading
+        assert read_pictures([own / "a.jpg", own / "b.jpg"], 8).shape == (2, 3, 8, 8)
+    (record,) = caplog.records
+    assert record.message.startswith("2 picture(s) are odd, but can be read; the first: ")
+    assert "Corrupt EXIF data" in record.message
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")

@@ -15,11 +15,11 @@ from fedbn.data._files import Trouble, scan, shown, subfolders
 from fedbn.data._finding import Finding, Severity
 from fedbn.data._images import (
     DEPTH,
-    bombs_refused,
     cores,
     is_picture,
     opened,
     read_picture,
+    watched,
 )
 from fedbn.data.folders import Site, class_names, find_site
 from fedbn.errors import DataError
@@ -71,9 +71,13 @@ def examine_benchmark(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
 def _examine(
     pictures: Iterable[tuple[Path, str, str, str]], classes: Sequence[str], depth: int = DEPTH
 ) -> Iterator[Finding]:
-    with bombs_refused(), ThreadPoolExecutor(cores()) as pool:
+    with watched() as odd, ThreadPoolExecutor(cores()) as pool:
         seen = list(pool.map(lambda each: _look(each, depth), pictures))
     yield from _about_each(seen)
+    for one in seen:
+        if one.file in odd and not one.fault:
+            text = f"odd, but can be read ({odd[one.file]})"
+            yield Finding("note", one.site, shown(one.file), text)
     yield from _about_sites(seen, classes)
     yield from (Finding("warning", "", "", text) for text in similar_classes(classes))
     yield from _twice(seen)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from fedbn.data._images import bombs_refused, opened
+from fedbn.data._images import opened, watched
 from fedbn.errors import DataError
 
 SIZES = (28, 32, 64, 128, 256)
@@ -35,5 +35,5 @@ def choose_size(files: Sequence[Path]) -> tuple[int, str]:
 
 
 def _sides(file: Path) -> tuple[int, int]:
-    with bombs_refused(), opened(file) as picture:
+    with watched(), opened(file) as picture:
         return picture.size

@@ -8,13 +8,16 @@ pixels become when a model takes them.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +33,13 @@ SUFFIXES = frozenset(
 )
 _SIXTEEN_BIT = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _SIXTEEN_BIT_COLOURS = re.compile(r"(LA|RGB|CMYK).*;16")
+_LOG = logging.getLogger("fedbn")
+_current = threading.local()
+"""The picture that a thread reads, whom a warning of Pillow's is about."""
+
 _WHITE = (255, 255, 255, 255)
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # what matters to us, it raises
 
 DEPTH = 65535
 """The 16-bit value that becomes 1, unless said otherwise; 0 becomes −1."""
@@ -57,19 +66,38 @@ def pictures_below(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def bombs_refused() -> Iterator[None]:
-    """Make Pillow refuse pictures above its limit of pixels, in all threads started inside."""
+def watched() -> Iterator[dict[Path, str]]:
+    """Make Pillow refuse pictures above its limit of pixels and keep its other warnings to itself.
+
+    In all threads started inside.
+
+    Yields:
+        What it remarks on pictures that can be read all the same: the last word on each file.
+    """
+    odd: dict[Path, str] = {}
+    plain = warnings.showwarning
+
+    def hear(message: Warning | str, *where: Any, **more: Any) -> None:
+        file = getattr(_current, "file", None)
+        if file is None:
+            plain(message, *where, **more)
+        else:
+            odd[file] = " ".join(str(message).split())
+
     with warnings.catch_warnings():
+        warnings.simplefilter("always")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
+        warnings.showwarning = hear
+        yield odd
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[Image.Image]:
     """Open a picture; whatever is wrong with it becomes a `DataError` naming the file.
 
-    To be used inside `bombs_refused()`.
+    To be used inside `watched()`.
     """
+    _current.file = file
     try:
         if file.stat().st_size == 0:
             raise DataError(f"{shown(file)}: empty, 0 bytes")
@@ -87,6 +115,8 @@ def opened(file: Path) -> Iterator[Image.Image]:
     except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{shown(file)}: damaged or cut off ({reason})") from error
+    finally:
+        _current.file = None
 
 
 def read_picture(
@@ -94,7 +124,7 @@ def read_picture(
 ) -> NDArray[np.uint8] | NDArray[np.float32]:
     """Read a picture, resized to (width, height) where given.
 
-    To be used inside `bombs_refused()`.
+    To be used inside `watched()`.
 
     Returns:
         Pixels (height, width, 3), or (height, width) where one channel is asked for; of a 16-bit
@@ -140,9 +170,13 @@ def read_pictures(
         else:
             pixels[number] = picture.permute(2, 0, 1) if channels == 3 else picture
 
-    with bombs_refused(), ThreadPoolExecutor(cores()) as pool:
+    with watched() as odd, ThreadPoolExecutor(cores()) as pool:
         for _ in pool.map(fill, range(len(files))):
             pass
+    for file, text in list(odd.items())[:1]:
+        _LOG.warning(
+            f"{len(odd)} picture(s) are odd, but can be read; the first: {shown(file)}: {text}"
+        )
     if not deep:
         return pixels
     floats = pixels.float().div_(127.5).sub_(1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
+from fedbn.data._images import opened, watched
 from fedbn.errors import DataError
 
 
@@ -46,10 +46,7 @@ def _lines(table: Path) -> list[str]:
 
 
 def _image(file: Path, table: Path) -> NDArray[np.uint8]:
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert("RGB"))
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: named in {table.name}, but not there") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: damaged or not an image ({error})") from error
+    if not file.exists():
+        raise DataError(f"{file}: named in {table.name}, but not there")
+    with watched(), opened(file) as image:
+        return np.asarray(image.convert("RGB"))

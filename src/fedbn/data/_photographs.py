@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
+from fedbn.data._images import opened, watched
 from fedbn.errors import DataError
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".tif", ".tiff", ".webp"}
@@ -53,12 +53,9 @@ def blended(
 
 def read_photograph(file: Path, least: int = 28) -> NDArray[np.uint8]:
     """Read a photograph in colour, shrunk to at most 512 pixels a side."""
-    try:
-        with Image.open(file) as image:
-            image.draft("RGB", (_LONGEST, _LONGEST))
-            colour = image.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: damaged or not an image ({error})") from error
+    with watched(), opened(file) as image:
+        image.draft("RGB", (_LONGEST, _LONGEST))
+        colour = image.convert("RGB")
     colour.thumbnail((_LONGEST, _LONGEST))
     if min(colour.size) < least:
         raise DataError(
