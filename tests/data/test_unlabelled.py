@@ -49,6 +49,8 @@ def test_sixteen_bit_pictures_are_read_with_the_depth_of_the_run(tmp_path: Path)
     assert np.array_equal(found.x, read_pictures([tmp_path / "a.png"], 64, depth=4095))
     grey = read_samples(tmp_path, {**PICTURES, "input_shape": [1, 64, 64]})
     assert np.array_equal(grey.x[:, 0], read_pictures([tmp_path / "a.png"], 64)[:, 2])
+    assert found.notes == ()
+    assert "16-bit pictures, which the run does not know" in grey.notes[0]
 
 
 def test_class_folders_label_and_one_picture_is_a_folder_of_one(tmp_path: Path):

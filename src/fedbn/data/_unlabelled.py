@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbn.data._files import is_hidden, shown
-from fedbn.data._images import is_picture
+from fedbn.data._images import DEPTH, is_picture
 from fedbn.data._labels import labels_of, places
 from fedbn.data._table_files import SUFFIXES, read_table
 from fedbn.data._unlabelled_pictures import Found, find_pictures, read_like
@@ -94,7 +94,10 @@ def _file_in(folder: Path) -> Path:
 def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
     y = None if found.labels is None else torch.from_numpy(found.labels)
     x = read_like(list(found.files), inputs)
-    return Samples(x, tuple(found.files.values()), y, found.notes, found.part)
+    notes = found.notes
+    if x.is_floating_point() and "depth" not in inputs.get("preparation", {}):
+        notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
+    return Samples(x, tuple(found.files.values()), y, notes, found.part)
 
 
 def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
