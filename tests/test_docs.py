@@ -99,6 +99,66 @@ def test_a_configuration_is_legal(code):
     assert jobs(checked(tomllib.loads(code)))
 
 
+def test_the_page_of_commands_says_what_the_commands_say():
+    """Where it does not, `python scripts/cli_page.py` writes it anew."""
+    page = runpy.run_path(str(ROOT / "scripts/cli_page.py"))["page"]
+    assert (ROOT / "docs/cli.md").read_text(encoding="utf-8") == page()
+
+
+def test_formulas_are_shown_as_formulas():
+    import yaml
+    from markdown import markdown
+
+    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    options = next(e for e in listed["markdown_extensions"] if "pymdownx.arithmatex" in e)
+    (hook,) = listed["hooks"]
+    shown = runpy.run_path(str(ROOT / hook))["on_page_content"]
+    text = (ROOT / "docs/report.md").read_text(encoding="utf-8") + "\n\nAnd \\(\\mu < 1\\)."
+    page = shown(markdown(text, extensions=list(options), extension_configs=options))
+    assert page.count("<math") == 2
+    assert 'display="block"' in page
+    assert not re.search(r"\\[a-z(\[]|\$\$", page)
+
+
+def test_the_citation_has_the_version():
+    import fedbn
+
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.*)$", cited, re.MULTILINE) == [fedbn.__version__]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_install_line_names_real_extras(page):
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.search(r"^pip install \.(\s|$)", text, re.MULTILINE)
+    for named in re.findall(r'pip install "\.\[(.*?)\]"', text):
+        assert set(named.split(",")) <= extras["optional-dependencies"].keys()
+
+
+def test_the_aggregator_of_the_contributing_page_runs(tmp_path, monkeypatch):
+    """Cut to nothing, updates leave the shared part where it began; a long cut is the mean."""
+    import torch
+
+    import fedbn
+
+    code = next(b.values[0] for b in blocks("python") if "class Clipped" in b.values[0])
+    (tmp_path / "my_rules.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    sites = {name: ([[0.0], [1.0], [2.0], [3.0]] * 4, [0, 1, 0, 1] * 4) for name in "ab"}
+    none, some, all_of_it, mean = (
+        fedbn.fit(sites, "mlp", f"fedbn{rule}", rounds=1).state.shared.state
+        for rule in [*(f"+my_rules:Clipped({radius})" for radius in (0, 0.01, 1e6)), ""]
+    )
+    start = fedbn.fit(sites, "mlp", "fedbn", rounds=1).plan.initial_model.state_dict()
+    assert all(torch.equal(value, start[name]) for name, value in none.items())
+    moved = sum(float((value - start[name]).square().sum()) for name, value in some.items())
+    assert 0 < moved <= 0.0101**2
+    assert all(torch.allclose(value, mean[name], atol=1e-6) for name, value in all_of_it.items())
+
+
 def test_methods_of_the_contributing_page_run(tmp_path, monkeypatch):
     """The file shown there is a method as it stands."""
     code = next(b.values[0] for b in blocks("python") if "def fedper" in b.values[0])
