@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Event
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedbn.core.aside import Helpers
 from fedbn.core.federation import Federation, Split
+from fedbn.core.habits import habits
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
-from fedbn.core.replica import Replica, draws_random_numbers
+from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.server import server_adam
 from fedbn.core.statistics import estimate_statistics
@@ -22,7 +25,7 @@ from fedbn.core.training import evaluate
 from fedbn.engines import memory
 from fedbn.engines.embedded import run
 from fedbn.engines.pool import Pool
-from fedbn.errors import Interrupted
+from fedbn.errors import Interrupted, TooFewClients
 from fedbn.methods.centralized import centralized
 from fedbn.methods.fedavg import fedavg
 from fedbn.methods.fedbn import fedbn
@@ -319,6 +322,164 @@ def test_dropout_is_noticed_and_said(vectors: Federation):
     assert diary.notes == []
 
 
+class Odd(nn.Sequential):
+    """A net that does more in its forward pass than torch can see."""
+
+    def __init__(self) -> None:
+        super().__init__(*bn_net())
+        self.calls, self.seen = 0, [0.0]
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.changed(x) if self.training else x)
+
+
+class DrawsPython(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        return x * (1 + random.random())
+
+
+class DrawsNumpy(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        return x * (1 + np.random.rand())
+
+
+class Counts(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + self.calls)
+
+
+class Collects(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        self.seen.append(float(x.abs().mean()))
+        return x / (1 + sum(self.seen))
+
+
+class Adds(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        self.last = getattr(self, "last", 1.0) * 1.1
+        return x * self.last
+
+
+class Rebinds(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        self.scale = 0.9 * self.scale + 0.1 * x.abs().mean()
+        return x / self.scale
+
+
+class Fills(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", None)
+
+    def changed(self, x: Tensor) -> Tensor:
+        self.first = x.abs().mean() if self.first is None else self.first
+        return x / self.first
+
+
+class RebindsData(Odd):
+    def changed(self, x: Tensor) -> Tensor:
+        self[0].weight.data = 0.9 * self[0].weight.data
+        return x
+
+
+class DrawsWhenScored(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.Sequential.forward(self, x if self.training else x * (1 + random.random()))
+
+
+ODD = {
+    DrawsPython: "come from Python's global generator",
+    DrawsNumpy: "come from NumPy's global generator",
+    DrawsWhenScored: "come from Python's global generator",
+    Counts: "changes its Python attributes calls:",
+    Collects: "changes its Python attributes seen:",
+    Adds: "changes its Python attributes last:",
+    Rebinds: "",
+    Fills: "",
+    RebindsData: "",
+}
+
+
+@pytest.mark.parametrize("model", ODD, ids=lambda model: model.__name__)
+def test_the_seed_decides_whatever_a_model_does_in_its_pass(model: type[Odd], vectors: Federation):
+    made = plan(fedbn(), vectors, model, rounds=3)
+    random.seed(1)
+    whole, diary = written(made, workers=1)
+    random.seed(2)
+    before = random.getstate(), str(np.random.get_state())
+    other, again = written(plan(fedbn(), vectors, model, rounds=3), workers=2)
+    assert (random.getstate(), str(np.random.get_state())) == before
+    assert same_runs(whole, other)
+    assert diary.records == again.records
+    resumed, rest = written(made, start=from_disk(diary.states[0]), workers=2)
+    assert same_runs(whole, resumed)
+    assert rest.records == [r for r in diary.records if r.round > 1]
+    assert [text for text in diary.notes if "folding" not in text] == [
+        text for text in diary.notes if ODD[model] and ODD[model] in text
+    ]
+    assert bool(diary.notes) == bool(ODD[model])
+
+
+def test_what_takes_the_place_of_a_buffer_is_the_buffer(vectors: Federation):
+    class InPlace(Odd):
+        def changed(self, x: Tensor) -> Tensor:
+            self.scale.copy_(0.9 * self.scale + 0.1 * x.abs().mean())
+            return x / self.scale.clone()
+
+    rebound, in_place = (run(plan(fedavg(), vectors, m)) for m in (Rebinds, InPlace))
+    assert rebound.shared.state["scale"] != 1
+    assert same_runs(rebound, in_place)
+
+
+def test_an_entry_that_is_no_longer_what_it_was_refuses_the_client(vectors: Federation):
+    class Grows(Odd):
+        def changed(self, x: Tensor) -> Tensor:
+            self.scale = torch.ones(len(self.scale.flatten()) + 1)
+            return x
+
+    with pytest.raises(
+        TooFewClients, match=r"put torch.float32 \(4,\) in the place of scale, torch.float32 \(\)"
+    ):
+        run(plan(fedbn(), vectors, Grows))
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.rand()], ids=["python", "numpy"])
+def test_augmentation_that_draws_from_a_global_generator_is_seeded_and_said(
+    draw: Callable[[], float], vectors: Federation
+):
+    def shifted(x: Tensor, draws: torch.Generator) -> Tensor:
+        return x + draw()
+
+    clients = tuple(replace(c, train=replace(c.train, augment=shifted)) for c in vectors.clients)
+    data = replace(vectors, clients=clients)
+    (one, diary), (two, _) = (written(plan(fedbn(), data), workers=w) for w in (1, 2))
+    assert same_runs(one, two)
+    assert [text for text in diary.notes if "global generator" in text]
+
+
+def test_a_model_made_with_any_generator_is_made_by_the_seed(vectors: Federation):
+    def made() -> nn.Module:
+        net = bn_net()
+        net[0].weight.data *= random.random() + np.random.rand()
+        return net
+
+    one, two = (run(plan(fedbn(), vectors, made, rounds=1)) for _ in range(2))
+    assert same_runs(one, two)
+
+
+def test_what_no_seed_decides_is_said(vectors: Federation):
+    own = random.Random()
+
+    class Own(Odd):
+        def changed(self, x: Tensor) -> Tensor:
+            return x * own.random()
+
+    _, diary = written(plan(fedbn(), vectors, Own, rounds=1))
+    assert [text for text in diary.notes if "cannot be repeated" in text]
+
+
 @pytest.mark.parametrize(
     ("layer", "random"),
     [
@@ -331,7 +492,9 @@ def test_dropout_is_noticed_and_said(vectors: Federation):
 )
 def test_which_models_draw_random_numbers(layer: nn.Module, random: bool):
     model = nn.Sequential(nn.Linear(3, 3), layer).eval()
-    assert draws_random_numbers(model, torch.zeros(2, 3)) is random
+    found = habits(model, federation(2).clients)
+    assert found.draws == (("torch's",) if random else ())
+    assert (found.scoring, found.repeats) == (False, True)
     assert not model.training
 
 

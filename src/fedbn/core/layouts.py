@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbn.core.foreign import contained
+from fedbn.core.randomness import seeded
 
 Layout = Callable[[Tensor], Tensor]
 """Lays a batch out anew."""
@@ -84,7 +85,7 @@ def _all_blocked(model: nn.Module, batch: Tensor) -> bool:
         if isinstance(module, nn.Conv2d):
             module.register_forward_pre_hook(lambda _, args: given.append(args[0].is_mkldnn))
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), contained():
+        with seeded(0), torch.no_grad(), contained():
             probe(blocked(batch))
     except Exception:  # an operation that does not know blocks
         return False
@@ -117,7 +118,7 @@ def _unblocked(module: nn.Module, args: tuple[object, ...]) -> tuple[object, ...
 def _step(model: nn.Module, batch: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Take a step without the optimiser; gives all gradients and all statistics."""
     model.train()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), contained():
+    with seeded(0), torch.enable_grad(), contained():
         outputs = model(batch)
         weights = torch.rand(outputs.shape, generator=_draws())
         (outputs * weights).sum().backward()

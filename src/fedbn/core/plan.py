@@ -15,7 +15,7 @@ from torch import nn
 from fedbn.core.federation import Client, Federation
 from fedbn.core.foreign import contained
 from fedbn.core.method import Method
-from fedbn.core.randomness import number
+from fedbn.core.randomness import number, seeded
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Kind, entries, unwrap
 from fedbn.core.training import CLASSIFICATION, Objective, Training
@@ -55,8 +55,7 @@ class Plan:
     @cached_property
     def initial_model(self) -> nn.Module:
         """The model before the first round: the same for every method of one seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number(self.seed, "model"))
+        with seeded(number(self.seed, "model")):
             model = unwrap(self.model())
             materialize(model, self.federation)
         return model

@@ -7,17 +7,21 @@ workers, not clients.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbn.core import folding, layouts
 from fedbn.core.aside import Aside, Helpers, worth_it
-from fedbn.core.foreign import contained
+from fedbn.core.habits import NONE, Attributes, Habits
 from fedbn.core.method import Method
 from fedbn.core.packing import Layout, Pack
+from fedbn.core.randomness import seeded
 from fedbn.core.state import entries, unwrap
+from fedbn.errors import ModelError
 
 
 class Replica:
@@ -28,6 +32,7 @@ class Replica:
         method: What it shares.
         device: Where the copy lives.
         helpers: Threads that may compute weight gradients while they would be idle.
+        habits: What its passes do beside computing.
     """
 
     def __init__(
@@ -36,7 +41,9 @@ class Replica:
         method: Method,
         device: torch.device | str = "cpu",
         helpers: Helpers | None = None,
+        habits: Habits = NONE,
     ):
+        self.habits = habits
         self.model = unwrap(copy.deepcopy(model)).to(device)
         found = entries(self.model)
         self.shared = Layout.of(method.shared(found)).zeros(device)
@@ -46,6 +53,15 @@ class Replica:
             for name, view in pack.state.items():
                 view.copy_(tensors[name].detach())
                 tensors[name].data = view
+        state = {**self.shared.state, **self.local.state}
+        self._views = {tensors[name]: view for name, view in state.items()}
+        self._holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (holder, dict(holder))
+            for module in self.model.modules()
+            for holder in (module._parameters, module._buffers)
+            if isinstance(holder, dict)  # a scripted module's cannot be changed
+        ]
+        self._attributes = Attributes(self.model, habits.keeps)
         names = [e.name for e in self.shared.layout.entries if e.trainable]
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
@@ -66,10 +82,42 @@ class Replica:
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""
         self._scoring = None
+        self._put_back()
+        self._attributes.restore()
         self.shared.copy_(shared)
         self.local.copy_(local)
         for (module, name, _), value in zip(self._passing, self._fresh, strict=True):
             module._buffers[name] = None if value is None else value.clone()
+
+    def collect(self) -> None:
+        """Take over what the model put in the place of an entry, as `self.mean = new` does."""
+        for holder, name, view in self._entries():
+            now = holder.get(name)
+            if now is None or now.shape != view.shape or now.dtype != view.dtype:
+                what = "nothing" if now is None else f"{now.dtype} {tuple(now.shape)}"
+                was = f"{view.dtype} {tuple(view.shape)}"
+                raise ModelError(f"training put {what} in the place of {name}, {was}")
+            if now.data_ptr() != view.data_ptr():
+                view.copy_(now.detach())
+        self._put_back()
+
+    def seeds(self, seed: int) -> AbstractContextManager[None]:
+        """Seed the generators of the process, where passes draw from them."""
+        return seeded(seed) if self.habits.draws else nullcontext()
+
+    def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+        for holder, held in self._holders:
+            for name, tensor in held.items():
+                if tensor in self._views:
+                    yield holder, name, self._views[tensor]
+
+    def _put_back(self) -> None:
+        for holder, held in self._holders:
+            holder.clear()
+            holder.update(held)
+        for tensor, view in self._views.items():
+            if tensor.data_ptr() != view.data_ptr():
+                tensor.data = view
 
     def layout(self, x: Tensor) -> layouts.Layout:
         """How batches like this should lie in memory to train fast; found out once."""
@@ -86,7 +134,7 @@ class Replica:
 
         Gives how images then pass through it; None where nothing is folded.
         """
-        self._folded = folding.fold(self.model, x)
+        self._folded = None if self.habits.scoring else folding.fold(self.model, x)
         return None if self._folded is None else self._folded.layout
 
     def scoring_model(self, shared: Pack, local: Pack) -> nn.Module:
@@ -95,7 +143,8 @@ class Replica:
         A client is scored in pieces; from the second one on there is nothing to load.
         """
         held = self._scoring
-        if held is None or held[0] is not shared or held[1] is not local:
+        same = held is not None and held[0] is shared and held[1] is local
+        if not same or self.habits.scoring:
             self.load(shared, local)
             if self._folded is not None:
                 self._folded.refresh()
@@ -106,34 +155,3 @@ class Replica:
         """The received values of the shared parameters, on the model's device."""
         device = next(iter(self.shared.vectors.values())).device if self.shared.vectors else "cpu"
         return [received.state[name].to(device) for name in self._shared_names]
-
-
-class _RandomOps(TorchDispatchMode):
-    """Notes whether an operation drew from the global random generator."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
-
-
-def draws_random_numbers(model: nn.Module, x: Tensor) -> bool:
-    """Tell whether training the model draws from torch's global generator (dropout does).
-
-    That generator is one for the whole process, so such clients cannot train side by side in
-    threads and still give the same bits.
-
-    Examples:
-        >>> draws_random_numbers(nn.Sequential(nn.Dropout()), torch.zeros(2, 2))
-        True
-    """
-    probe = copy.deepcopy(unwrap(model)).train()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _RandomOps() as watch, contained():
-            probe(x)
-    except Exception:
-        return False  # it will fail again in training, where the client is named
-    return bool(watch.seen)

@@ -126,7 +126,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
     draws = generator(plan.seed, "order", round, client.name)
     replica.load(state.shared, state.local[client.name])
     try:
-        with contained():
+        with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
             loss = local_train(
                 replica.model,
                 client.train,
@@ -140,16 +140,10 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
                 replica.layout(client.train.batch(slice(0, 2))[0]),
                 replica.aside,
             )
+            replica.collect()
     except Exception as error:
         return failure(client, "", error)
     return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
-
-
-def train_client_seeded(plan: Plan, replica: Replica, client: Client, state: RunState) -> Outcome:
-    """Train a client whose model draws from torch's global generator (dropout)."""
-    with torch.random.fork_rng():
-        torch.manual_seed(number(plan.seed, "model draws", state.round + 1, client.name))
-        return train_client(plan, replica, client, state)
 
 
 def examined(update: Update) -> Outcome:

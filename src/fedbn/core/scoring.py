@@ -13,6 +13,7 @@ from fedbn.core.federation import Client, Split
 from fedbn.core.foreign import contained
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, named
+from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
 from fedbn.core.statistics import estimate_statistics
@@ -48,7 +49,7 @@ def measured(replica: Replica, client: Client, state: RunState) -> Pack:
     A client that has not trained yet would otherwise be scored with statistics of no data.
     """
     replica.load(state.shared, state.local[client.name])
-    with contained():
+    with contained(), replica.seeds(0):
         estimate_statistics(replica.model, client.train.x)
     if name := replica.local.unusable():
         raise DataError(f"the statistics of its training data have NaN or infinity in {name}")
@@ -88,11 +89,19 @@ def score_pieces(
     An error there concerns this client's numbers only, and becomes a refusal.
     """
     try:
-        model = replica.scoring_model(state.shared, state.scored_with(client.name))
         with contained():
-            return [evaluate_part(model, p.data, p.part, plan.objective) for p in pieces]
+            return [_score_piece(plan, replica, client, piece, state) for piece in pieces]
     except Exception as error:
         return failure(client, "cannot be scored: ", error)
+
+
+def _score_piece(
+    plan: Plan, replica: Replica, client: Client, piece: Piece, state: RunState
+) -> Part:
+    model = replica.scoring_model(state.shared, state.scored_with(client.name))
+    where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
+    with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
+        return evaluate_part(model, piece.data, piece.part, plan.objective)
 
 
 def put_together(

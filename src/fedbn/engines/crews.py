@@ -12,9 +12,10 @@ import torch
 
 from fedbn.core.aside import Helpers
 from fedbn.core.federation import Client
+from fedbn.core.habits import habits
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
-from fedbn.core.replica import Replica, draws_random_numbers
+from fedbn.core.replica import Replica
 from fedbn.core.rounds import (
     Outcome,
     Record,
@@ -22,7 +23,6 @@ from fedbn.core.rounds import (
     RunState,
     failure,
     train_client,
-    train_client_seeded,
 )
 from fedbn.core.scoring import (
     Piece,
@@ -76,12 +76,13 @@ class OneByOne:
     def __init__(self, plan: Plan, workers: int):
         sample = two_samples(plan)
         device = plan.training.device
-        random = draws_random_numbers(plan.initial_model, sample)
-        alone = random or device != "cpu"
+        found = habits(plan.initial_model, plan.federation.clients)
+        alone = found.draws or not found.repeats or device != "cpu"
         count = 1 if alone else min(workers, len(plan.federation.clients))
         self._helpers = Helpers(workers)
         replicas = [
-            Replica(plan.initial_model, plan.method, device, self._helpers) for _ in range(count)
+            Replica(plan.initial_model, plan.method, device, self._helpers, found)
+            for _ in range(count)
         ]
         folded = [replica.fold(sample.to(device)) for replica in replicas]
         layout = replicas[0].layout(sample)
@@ -91,9 +92,8 @@ class OneByOne:
         has_bn = any(entry.kind in BATCHNORM for entry in entries(plan.initial_model))
         self._plan = plan
         self._pool = Pool(replicas)
-        self._train = train_client_seeded if random else train_client
         self.notes = [
-            *(["the model draws random numbers (dropout): one client after another"] * random),
+            *found.notes,
             *(
                 ["clients are scored without folding BatchNorm: slower"]
                 * (has_bn and not all(folded))
@@ -105,7 +105,7 @@ class OneByOne:
 
         def work(replica: Replica, client: Client) -> Outcome:
             with self._helpers.one_core_busy():
-                return self._train(self._plan, replica, client, state)
+                return train_client(self._plan, replica, client, state)
 
         return self._pool.ordered(work, clients)
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from fedbn.core.federation import Split
-from fedbn.core.randomness import generator, number
+from fedbn.core.randomness import generator, number, seeded
 from fedbn.core.state import Kind, State, entries
 from fedbn.core.statistics import CHUNK
 from fedbn.core.training import local_train
@@ -217,10 +217,10 @@ def _finetune(bench: Bench, data: Split, epochs: int) -> None:
         plan.training, local_epochs=epochs, local_steps=None, unequal="own", device="cpu"
     )
     steps = training.steps(len(data), len(data))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number(plan.seed, "finetune"))
+    with seeded(number(plan.seed, "finetune")):
         draws = generator(plan.seed, "finetune order")
         loss = local_train(model, data, training, steps, draws, objective=plan.objective)
+        bench.replica.collect()
     if not loss < float("inf") or bench.replica.local.unusable() or bench.replica.shared.unusable():
         raise ModelError(
             f"--how finetune: the loss is not finite with the run's lr {training.lr:g}; average "

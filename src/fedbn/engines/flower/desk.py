@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, RecordDict
 
 from fedbn.core.federation import Client
+from fedbn.core.habits import habits
 from fedbn.core.packing import Layout, Pack
-from fedbn.core.replica import Replica, draws_random_numbers
+from fedbn.core.replica import Replica
 from fedbn.core.rounds import (
     Refusal,
     RunState,
     Update,
     initial_state,
     train_client,
-    train_client_seeded,
 )
 from fedbn.core.scoring import measured, score_client
 from fedbn.core.state import Kind, entries, schema_hash
@@ -31,6 +32,8 @@ from fedbn.experiments.settings import Job
 
 if TYPE_CHECKING:
     from fedbn.engines.flower.site import SiteOptions
+
+log = logging.getLogger("fedbn")
 
 
 class Desk:
@@ -53,8 +56,10 @@ class Desk:
         device = self._plan.training.device
         self._client = own.change(lambda split: split.to(device))  # and no stand-in
         sample = own.train.batch(slice(0, 2))[0].cpu()
-        self._random = draws_random_numbers(self._plan.initial_model, sample)
-        self._replica = Replica(self._plan.initial_model, self._plan.method, device)
+        noticed = habits(self._plan.initial_model, [own])
+        for text in noticed.notes:
+            log.info(text)
+        self._replica = Replica(self._plan.initial_model, self._plan.method, device, None, noticed)
         self._replica.fold(sample.to(device))
         self._initial = initial_state(self._plan)
         found = schema_hash(entries(self._plan.initial_model))
@@ -74,8 +79,7 @@ class Desk:
         scores = self._scores(order, before) if order.scores else ()
         if order.kind == "score":
             return self._released(order, local, self._answer(order, source, begun, scores))
-        train = train_client_seeded if self._random else train_client
-        outcome = train(self._plan, self._replica, self._client, before)
+        outcome = train_client(self._plan, self._replica, self._client, before)
         if isinstance(outcome, Refusal):
             raise ModelError(outcome.reason)
         store.save(order.round, order.since, outcome.local)
