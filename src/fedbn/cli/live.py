@@ -12,8 +12,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from fedbn.cli.clock import Clock
 from fedbn.cli.output import printable
-from fedbn.cli.progress import Clock, job_name, remark
+from fedbn.cli.progress import job_name, remark
 from fedbn.experiments.events import Event, Key
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any, Protocol
 
+from fedbn.cli.clock import Clock
 from fedbn.cli.output import printable
 from fedbn.experiments.events import Event
 
@@ -54,29 +55,6 @@ class Lines:
 
     def close(self) -> None:
         """Nothing to tidy."""
-
-
-class Clock:
-    """Time left, from the rounds done since the beginning."""
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self._done = 0
-        self._left = 0
-
-    def hear(self, event: Event) -> None:
-        """Count."""
-        if event.kind == "begin":
-            self._begun, self._left = time.monotonic(), event.rounds - event.round
-        elif event.kind == "round":
-            self._done += 1
-
-    def text(self) -> str:
-        """Say how much time is left."""
-        if not self._done:
-            return "time left unknown"
-        seconds = (time.monotonic() - self._begun) / self._done * (self._left - self._done)
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
 
 
 def job_name(event: Event) -> str:

@@ -15,6 +15,15 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """What is left of a job as a run begins: rounds, and the work of each beside other jobs'."""
+
+    job: Key
+    rounds: int
+    work: float
+
+
+@dataclass(frozen=True)
 class Event:
     """One thing that happened to one job.
 
@@ -28,6 +37,8 @@ class Event:
         whole: Whether the remark is about the whole run, and not about this job.
         exit_code: The failure's exit code.
         records: The round's numbers.
+        ahead: At the beginning: what is left of each job.
+        beside: At the beginning: how many jobs run side by side.
     """
 
     kind: Literal["begin", "note", "round", "done", "failed"]
@@ -38,6 +49,8 @@ class Event:
     whole: bool = False
     exit_code: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
+    ahead: list[Ahead] = field(default_factory=list)
+    beside: int = 1
 
     def to_line(self) -> str:
         """Render for a pipe."""

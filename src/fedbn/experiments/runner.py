@@ -7,9 +7,9 @@ from collections.abc import Callable
 from fedbn.engines.crews import cores
 from fedbn.errors import Interrupted
 from fedbn.experiments.crew import run_side_by_side
-from fedbn.experiments.events import Event, Listener
+from fedbn.experiments.events import Ahead, Event, Listener
 from fedbn.experiments.jobs import execute, rounds_done, tidy
-from fedbn.experiments.plans import Planner, resolved
+from fedbn.experiments.plans import Planner, resolved, training_of
 from fedbn.experiments.sameness import differences, environment_of
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.settings import Job, jobs
@@ -83,8 +83,12 @@ def run_jobs(
     """Run what is left of the jobs, side by side where that is faster."""
     done = {job.key: rounds_done(job, folder) for job in todo}
     lengths = {job.key: job.setting.experiment.training.total_rounds for job in todo}
-    listener(Event("begin", todo[0].key, sum(done.values()), sum(lengths.values())))
     left = [job for job in todo if done[job.key] < lengths[job.key]]
+    on_cpu = all(job.setting.experiment.training.device == "cpu" for job in left)
+    beside = min(workers, len(left)) if on_cpu else 1
+    ahead = [Ahead(j.key, lengths[j.key] - done[j.key], work(j, planner)) for j in left]
+    so_far, whole_length = sum(done.values()), sum(lengths.values())
+    listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
     for job in todo:
         tidy(job, folder, done[job.key])
     whole = Assembly(folder, todo, {job.key for job in todo} - {job.key for job in left})
@@ -93,9 +97,7 @@ def run_jobs(
         listener(event)
         whole.hear(event)
 
-    on_cpu = all(job.setting.experiment.training.device == "cpu" for job in left)
-    beside = min(workers, len(left))
-    if beside > 1 and on_cpu:
+    if beside > 1:
         text = f"{len(left)} runs, {beside} side by side, one core each"
         tell(Event("note", left[0].key, text=text, whole=True))
         run_side_by_side(left, folder, tell, workers, stop)
@@ -105,6 +107,22 @@ def run_jobs(
                 raise Interrupted("stopped between two jobs")
             execute(job, planner, folder, tell, workers=workers, stop=stop)
     return bool(left)
+
+
+def work(job: Job, planner: Planner) -> float:
+    """Count the samples that pass the model in a round; without gradients one costs a third."""
+    experiment = job.setting.experiment
+    training, clients = (
+        training_of(experiment.training),
+        planner.federation(experiment.data).clients,
+    )
+    largest = max(len(client.train) for client in clients)
+    passed = 0.0
+    for client in clients:
+        size = min(training.batch_size or largest, len(client.train))
+        passed += training.participation * training.steps(len(client.train), largest) * size
+        passed += sum(map(len, client.tests.values())) / 3 / experiment.evaluation.every
+    return passed
 
 
 class Assembly:
