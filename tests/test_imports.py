@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import fedbn
 
@@ -43,7 +45,7 @@ ONLY_IN = {
     "onnxruntime": "use",
     "jinja2": "results",
     "typer": "cli",
-    "click": "cli",
+    "click": "nowhere",  # newer typers do not bring it
     "rich": "cli",
 }
 
@@ -156,3 +158,13 @@ def test_every_public_name_can_be_imported():
     assert dir(fedbn) == list(fedbn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'fedbm'"):
         _ = fedbn.fedbm
+
+
+def test_the_base_package_is_not_held_back_by_an_extra() -> None:
+    """Flower's upper bounds are the Flower extra's; the base goes beside today's releases."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    base = [Requirement(text) for text in project["dependencies"]]
+    bounds = {each.name: {one.operator for one in each.specifier} for each in base}
+    assert all(operators == {">="} for operators in bounds.values()), bounds
+    flower = {Requirement(text).name for text in project["optional-dependencies"]["flower"]}
+    assert {"flwr", "rich", "typer"} <= flower

@@ -64,7 +64,8 @@ def test_python_m_and_completion(processes: Processes, tmp_path: Path) -> None:
     answer = processes.run("--version", cwd=tmp_path)
     assert (answer.code, answer.err) == (0, "")
     words = {"_FEDBN_COMPLETE": "complete_bash", "COMP_WORDS": "fedbn res", "COMP_CWORD": "1"}
-    assert processes.run(cwd=tmp_path, env=words).out.split() == ["resume"]
+    answer = processes.run(cwd=tmp_path, env=words)
+    assert (answer.code, answer.out.split(), answer.err) == (0, ["resume"], "")
     script = processes.run(cwd=tmp_path, env={"_FEDBN_COMPLETE": "source_bash"})
     assert "_fedbn_completion" in script.out
 

@@ -9,9 +9,8 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from fedbn.cli import (
@@ -33,6 +32,9 @@ from fedbn.cli import (
 )
 from fedbn.cli.output import printable, results_apart
 from fedbn.errors import ConfigError, FedbnError, Interrupted, unforeseen
+
+# The parser's own errors: click's, or those of the copy of click that newer typers carry.
+_parser: Any = sys.modules[typer.BadParameter.__module__]
 
 app = typer.Typer(
     name="fedbn",
@@ -99,6 +101,8 @@ def _fedbn(
 def main() -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
     _open_streams()
+    if "_FEDBN_COMPLETE" in os.environ:  # a shell asks; typer answers, and ends the process
+        app(prog_name="fedbn")
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     if debug:
@@ -119,11 +123,11 @@ def _ended(arguments: list[str], debug: bool) -> int:
             raise KeyboardInterrupt
         sys.stdout.flush()
         return code
-    except click.ClickException as error:
+    except _parser.ClickException as error:
         return _refused(error)
     except FedbnError as error:
         return _failed(str(error), error.exit_code, debug)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted; finished rounds are saved", Interrupted.exit_code, debug)
     except (Exception, SystemExit) as error:  # a user's code may ask for the end
         _close_stdout()
@@ -149,10 +153,10 @@ def _check_directory() -> None:
         ) from None
 
 
-def _refused(error: click.ClickException) -> int:
+def _refused(error: Any) -> int:
     """Tell a wrong value from what the parser does not know, in one line."""
-    wrong_value = isinstance(error, click.BadParameter) and not isinstance(
-        error, click.MissingParameter
+    wrong_value = isinstance(error, typer.BadParameter) and not isinstance(
+        error, _parser.MissingParameter
     )
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fedbn"
