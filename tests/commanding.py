@@ -21,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 
+from fedbn import registry
 from fedbn.cli.main import main
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -107,12 +108,14 @@ class Terminal(io.StringIO):
 def _restored(cwd: Path | None) -> Iterator[None]:
     """Undo what the command does to its process."""
     here, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+    trust = mock.patch.multiple(registry, _trusted=set(), _last_on_path=[])
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     root = logging.getLogger()
     logs, level = list(root.handlers), root.level
     os.chdir(cwd or here)
     try:
-        with mock.patch.dict(os.environ, {"PYTHONPATH": str(SOURCE)}):  # for its worker processes
+        path_of_workers = mock.patch.dict(os.environ, {"PYTHONPATH": str(SOURCE)})
+        with trust, path_of_workers:
             yield
     finally:
         os.chdir(here)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from fedbn import registry
 from tiny import bn_net, federation
 
 if TYPE_CHECKING:
@@ -24,6 +25,13 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a fresh process: what another test typed is not trusted here."""
+    monkeypatch.setattr(registry, "_trusted", set())
+    monkeypatch.setattr(registry, "_last_on_path", [])
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 ```
 FedbnError               1    the run failed
 ├── ConfigError          3    a wrong value from a flag, `--set` or TOML
-│   └── ModelError       3    a model that does not fit the method or the data
+│   ├── ModelError       3    a model that does not fit the method or the data
+│   └── Untrusted        3    a module that a file names and nobody trusted
 ├── DataError            4    data that cannot be trained on
 ├── TooFewClients        5    fewer clients left than `training.min_clients`, or than the rule needs
 ├── DamagedRun           6    a run folder that cannot be trusted
@@ -34,6 +35,14 @@ class ConfigError(FedbnError):
 
 class ModelError(ConfigError):
     """The model does not fit the method or the data."""
+
+
+class Untrusted(ConfigError):  # noqa: N818
+    """A file names code that nobody said to trust."""
+
+    def __init__(self, text: str, module: str):
+        super().__init__(text)
+        self.module = module
 
 
 class DataError(FedbnError):

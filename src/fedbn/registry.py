@@ -1,20 +1,55 @@
 """The folder is the registry: a name is a file of a package, holding a function of that name.
 
-A user's own method, model or data set is `module:callable`, imported from the current directory or
-PYTHONPATH.
+A user's own method, model or data set is `module:callable`, imported from PYTHONPATH or, last, the
+current directory.
+
+Importing runs code, so it matters who says the name. What a person typed (a flag, a file they
+named, an argument in Python) is imported. What a file of somebody's holds (a run folder, a server's
+message) is imported only where a person trusts the module: said so with `--trust` or `trust=`, or
+typed a name of it in the same process.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedbn.errors import ConfigError, FedbnError, unknown
+from fedbn.errors import ConfigError, FedbnError, Untrusted, unknown
+
+_trusted: set[str] = set()
+_last_on_path: list[str] = []
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file that holds names which nobody typed.
+
+    Attributes:
+        file: Which, for messages.
+        directory: Where it says that modules lie; asked only once a module is trusted.
+    """
+
+    file: str
+    directory: Callable[[], Path] = Path.cwd
+
+
+def trust(modules: str | Iterable[str]) -> None:
+    """Let files name these modules, and those below them, for as long as this process lasts."""
+    for module in [modules] if isinstance(modules, str) else modules:
+        _check_module(module, "trust")
+        _trusted.add(module)
+
+
+def trusted() -> list[str]:
+    """The modules that a person trusts: said so, or typed a name of."""
+    return sorted(_trusted)
 
 
 def names(package: ModuleType) -> list[str]:
@@ -29,43 +64,67 @@ def names(package: ModuleType) -> list[str]:
     return sorted(name for name in found if not name.startswith("_"))
 
 
-def find(package: ModuleType, name: str, what: str) -> Callable[..., Any]:
+def find(package: ModuleType, name: str, what: str, held: Held | None = None) -> Callable[..., Any]:
     """Find the function for a registered name, or for `module:callable`.
 
     Args:
-        package: Where registered names live.
+        package: Where registered names live; `ELSEWHERE` in it maps further ones to modules.
         name: The name as the user wrote it.
         what: What it names, for the message ("model").
+        held: The file that holds the name; None where a person typed it.
     """
     if ":" in name:
-        return _own(name, what)
+        return _own(name, what, held)
     known = names(package)
-    if name not in known:
+    elsewhere: dict[str, str] = getattr(package, "ELSEWHERE", {})
+    if name not in (*known, *elsewhere):
         raise ConfigError(unknown(what, name, [*known, "module:callable"]))
-    module = importlib.import_module(f"{package.__name__}.{name}")
+    module = importlib.import_module(elsewhere.get(name, f"{package.__name__}.{name}"))
     found: Callable[..., Any] | None = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"{what} {name!r}: its file holds no function {name}")
     return found
 
 
-def _own(name: str, what: str) -> Callable[..., Any]:
+def _own(name: str, what: str, held: Held | None) -> Callable[..., Any]:
     path, _, attribute = name.partition(":")
-    module = _imported(path, what)
-    found = getattr(module, attribute, None)
-    if callable(found):
-        own: Callable[..., Any] = found
-        return own
-    legal = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
-    raise ConfigError(f"in module {path}: {unknown(what, attribute, legal)}")
+    _check_module(path, what)
+    if held is not None:
+        _check_trust(path, f"{what} {name!r}", held)
+    module = _imported(path, what, held)
+    found: Any = getattr(module, attribute, None)
+    if not callable(found):
+        legal = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise ConfigError(f"in module {path}: {unknown(what, attribute, legal)}")
+    # A module that is trusted may have imported `os.system` under a name of its own.
+    plain = inspect.isroutine(found) or inspect.isclass(found)
+    origin = str(found.__module__ or path) if plain else path
+    if held is not None:
+        _check_trust(origin, f"{what} {name!r}", held)
+    else:
+        _trusted.update((path, origin))
+    own: Callable[..., Any] = found
+    return own
 
 
-def _imported(path: str, what: str) -> ModuleType:
+def _check_module(path: str, what: str) -> None:
     if not all(part.isidentifier() for part in path.split(".")):
         raise ConfigError(f"{what} {path!r}: not a module's name; expected module:callable")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+
+
+def _check_trust(module: str, name: str, held: Held) -> None:
+    if any(f"{module}.".startswith(f"{known}.") for known in _trusted):
+        return
+    raise Untrusted(
+        f"{held.file}: {name} is not code of fedbn: module {module} is imported only with "
+        f"--trust {module} (in Python trust={module!r}), from PYTHONPATH or {held.directory()}",
+        module,
+    )
+
+
+def _imported(path: str, what: str, held: Held | None) -> ModuleType:
+    here = [str(Path.cwd())]
+    _look_in([str(held.directory()), *here] if held else here)
     try:
         return importlib.import_module(path)
     except FedbnError:
@@ -77,3 +136,11 @@ def _imported(path: str, what: str) -> ModuleType:
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError(f"{what}: importing {path} failed: {reason}") from error
+
+
+def _look_in(places: Iterable[str]) -> None:
+    """Put places last on the import path: a file `json.py` in them must not be Python's `json`."""
+    others = [entry for entry in sys.path if entry not in _last_on_path]
+    kept = dict.fromkeys([*places, *_last_on_path])
+    _last_on_path[:] = [place for place in kept if place not in others]
+    sys.path[:] = [*others, *_last_on_path]

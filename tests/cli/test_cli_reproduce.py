@@ -169,6 +169,15 @@ def test_an_experiment_without_the_table_is_not_an_item(no_data: Path) -> None:
     assert "no table [reproduce]" in call("reproduce", "own.toml", cwd=no_data).line
 
 
+@pytest.mark.parametrize("by", ["asking", "os", "fedbn.reproduction.trained"])
+def test_an_item_is_made_by_what_is_registered(by: str, no_data: Path) -> None:
+    (no_data / "own.toml").write_text(f"[reproduce]\nby = '{by}'\n", encoding="utf-8")
+    answer = call("reproduce", "own.toml", "--out", no_data / "out", cwd=no_data)
+    assert answer.code == 3
+    assert f"reproduce.by: unknown item '{by}'" in answer.err
+    assert not (no_data / "out").exists()
+
+
 def test_all_skips_what_lacks_its_data(
     made: Path, no_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

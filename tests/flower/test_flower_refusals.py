@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,11 @@ from flower_bench import RAW, SITES, Bench, digits
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load, save
 
+from fedbn import registry
 from fedbn.engines.flower import wire
 from fedbn.engines.flower.codec import KEY
 from fedbn.engines.flower.roster import Expected
-from fedbn.errors import TooFewClients
+from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.events import Event
 
 
@@ -227,8 +230,28 @@ def test_a_site_that_does_not_fit_is_refused_before_round_1(bench, change, reaso
 
 def test_the_server_cannot_make_a_site_run_code_of_its_choice(bench: Bench) -> None:
     raw = {**RAW, "model": {"name": "os:system", "args": {"command": "true"}}}
-    with pytest.raises(TooFewClients, match="only when it was joined with --trust os"):
+    with pytest.raises(TooFewClients, match="only with --trust os"):
         bench.run(bench.grid(), raw)
+
+
+def test_a_site_takes_a_part_whose_module_it_trusts_however_it_is_written(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sites_own_parts.py").write_text(
+        "from fedbn import proximal\n\ndef l1(): return proximal(0.1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    grid = bench.grid()
+    bench.run(grid)
+    known = wire.get(grid.log[0][1].content, wire.Order)
+    order = known.model_copy(update={"method": "fedbn + sites_own_parts:l1"})
+    site = bench.site("plain")
+    with pytest.raises(ConfigError, match="only with --trust sites_own_parts"):
+        site.answer(wire.put(order), RecordDict())
+    assert "sites_own_parts" not in sys.modules
+    registry.trust("sites_own_parts")
+    assert wire.get(site.answer(wire.put(order), RecordDict()), wire.Hello).member.name == "plain"
 
 
 def test_a_site_refuses_another_version_and_another_federation(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from fedbn import registry
 from fedbn.cli.federation import group
 from fedbn.core.state import entries, schema_hash
 from fedbn.engines.flower import demo, reaching, survey
@@ -82,7 +83,8 @@ def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = {**RAW, "model": {"name": "sites_own_model:net"}}
-    grid = FakeGrid([bench.site(name, trust=("sites_own_model",)) for name in SITES])
+    registry.trust(("sites_own_model", __name__))
+    grid = bench.grid()
 
     def net(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
         made = Casting(math.prod(input_shape), classes)

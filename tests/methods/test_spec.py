@@ -158,6 +158,7 @@ def test_a_users_own_method_and_part(own_module: str):
     method = parse_method(f"{own_module}:headless('0.*')+{own_module}:strong")
     assert method.share.local_names == ("0.*",)
     assert method.penalties == (Proximal(9.0),)
+    assert sys.path[-1] == str(Path.cwd())  # whatever is called as one of Python's hides nothing
 
 
 def test_a_broken_module_of_the_users_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

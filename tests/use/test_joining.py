@@ -148,3 +148,8 @@ def test_join_is_scored_only_when_asked_and_when_the_data_is_there(home: Path, t
 def test_too_few_samples_to_hold_a_half_out_are_refused():
     with pytest.raises(DataError, match="too few"):
         divided(split(2), None, "new")
+
+
+def test_a_joining_run_names_no_module(trained: Trained, new: Path, tmp_path: Path):
+    folder = prepare_join(trained, "new", new, tmp_path / "joined", rounds=1)
+    assert folder.read_request()["data"]["name"] == "joined"

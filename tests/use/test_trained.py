@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedbn
+from fedbn import registry
 from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError
 from fedbn.use.trained import Trained
 from tiny import bn_net, same_runs
@@ -247,8 +248,27 @@ def test_a_user_s_own_model_is_found_where_the_run_was_started(
     monkeypatch.chdir(home)
     monkeypatch.delitem(sys.modules, "nets_of_this_test")
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
-    before = list(sys.path)
+    # In one process nothing is asked: the name was typed here.
     assert np.array_equal(
         fedbn.open_run(tmp_path / "own").predict_proba(X, "a"), made.predict_proba(X, "a")
     )
-    assert sys.path == before
+
+
+def test_jobs_with_own_methods_are_listed_anywhere_and_opened_with_trust(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "methods_of_this_test.py").write_text("from fedbn import fedbn as mine\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    fedbn.fit(home / "data", "mlp", "methods_of_this_test:mine", rounds=1, out=tmp_path / "own")
+    monkeypatch.chdir(home / "data")
+    monkeypatch.delitem(sys.modules, "methods_of_this_test")
+    monkeypatch.setattr(registry, "_trusted", set())
+    sys.path[:] = [p for p in sys.path if p != str(tmp_path)]
+    (job,) = fedbn.jobs_of(tmp_path / "own")
+    assert (job.method, job.rounds_done) == ("methods_of_this_test:mine", 1)
+    with pytest.raises(FedbnError, match=r"config.toml: .* only with --trust methods_of_this_test"):
+        fedbn.open_run(tmp_path / "own")
+    assert "methods_of_this_test" not in sys.modules
+    trust = ("methods_of_this_test", "fedbn.methods.fedbn")
+    assert fedbn.open_run(tmp_path / "own", trust=trust).clients == ("a", "b", "c")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbn.cli.options import Trust
 from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, opened, say
 
@@ -88,6 +89,7 @@ def adapt(
     method: Method = None,
     seed: Seed = None,
     setting: Setting = None,
+    trust: Trust = None,
 ) -> None:
     """Give a site that never trained a local part of its own, and store it beside the run.
 
@@ -205,10 +207,11 @@ def _join(
     trained: Trained, site: str, data: Path, test: Path | None, out: Path | None, rounds: int
 ) -> None:
     from fedbn.cli.launching import launch
+    from fedbn.experiments.loading import held_experiment
     from fedbn.use.joining import prepare_join
 
     assert trained.folder is not None
     target = out or trained.folder.with_name(f"{trained.folder.name}-{site}")
     folder = prepare_join(trained, site, data, target, rounds, test)
     say(f"{site} joins: a new run, {folder.path}, from round {trained.state.round} on")
-    launch(folder, folder.read_request(), where=str(folder.request), as_json=False)
+    launch(folder, held_experiment(folder), as_json=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.options import Trust
 from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, write_out
 
@@ -61,6 +62,7 @@ def evaluate(
     method: Method = None,
     seed: Seed = None,
     setting: Setting = None,
+    trust: Trust = None,
 ) -> None:
     """Score every client's model on every domain's test data: who may use whose model.
 

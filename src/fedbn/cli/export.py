@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.options import Trust
 from fedbn.cli.output import emit, printable
 from fedbn.cli.using import Method, Run, Seed, Setting, opened
 
@@ -54,6 +55,7 @@ def export(
     method: Method = None,
     seed: Seed = None,
     setting: Setting = None,
+    trust: Trust = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
+from fedbn import registry
 from fedbn.cli.following import Following
 from fedbn.cli.output import print_json, print_summary
 from fedbn.cli.progress import make_progress
@@ -15,9 +14,10 @@ from fedbn.cli.stopping import Stopper
 from fedbn.core.foreign import held_exits
 from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import Interrupted
-from fedbn.experiments.loading import checked
+from fedbn.experiments.loading import held_experiment
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.runner import prepare, start
+from fedbn.experiments.schema import Experiment
 from fedbn.runs import metrics
 from fedbn.runs.files import explained
 from fedbn.runs.folder import RunFolder
@@ -26,9 +26,8 @@ from fedbn.tracking._following import find_trackers
 
 def launch(
     folder: RunFolder,
-    raw: dict[str, Any],
+    experiment: Experiment,
     *,
-    where: str,
     as_json: bool,
     workers: int = 0,
     log: Sequence[str] = (),
@@ -37,29 +36,27 @@ def launch(
     with folder.locked():
         try:
             with Stopper() as stop:  # no longer than there are rounds to end with
-                ran = train(folder, raw, stop, where=where, workers=workers, log=log)
+                ran = train(folder, experiment, stop, workers=workers, log=log)
         except Interrupted as error:
-            raise Interrupted(f"{error}; continue with `fedbn resume {folder.path}`") from error
+            raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
         show(folder, as_json)
     return ran
 
 
 def train(
     folder: RunFolder,
-    raw: dict[str, Any],
+    experiment: Experiment,
     stop: Stopper,
     *,
-    where: str,
     workers: int,
     log: Sequence[str] = (),
 ) -> bool:
     """Run, or go on running, in a folder that is held, and show how it goes."""
     keep_freed_memory()
-    _import_from(folder.directory())
     trackers = find_trackers(log)
     listener = Following(make_progress(), trackers, folder)
     try:
-        experiment, planner = checked(raw, where), Planner()
+        planner = Planner()
         with held_exits():
             todo = prepare(experiment, planner)
             listener.jobs = [job.key for job in todo]
@@ -75,7 +72,7 @@ def show(folder: RunFolder, as_json: bool) -> None:
     from fedbn.results.curves import draw_curves
     from fedbn.results.summary import summarize
 
-    experiment = checked(folder.read_request(), str(folder.config))
+    experiment = held_experiment(folder)
     records = metrics.read(folder.metrics)
     choose = isinstance(experiment.method.mu, list)
     summary = summarize(records, experiment.evaluation.report, choose_setting=choose)
@@ -87,10 +84,13 @@ def show(folder: RunFolder, as_json: bool) -> None:
         print_summary(summary)
     seeds = ", ".join(map(str, summary.seeds))
     print(f"\nseeds {seeds}; run folder {folder.path}; curves {folder.curves}", file=sys.stderr)
+    if registry.trusted():
+        print(
+            f"its own code needs --trust when it is used: `{resume_line(folder)}`", file=sys.stderr
+        )
 
 
-def _import_from(directory: Path) -> None:
-    """Let a user's own modules be found, here and in worker processes."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{directory}{os.pathsep}{before}" if before else str(directory)
-    sys.path[:0] = [str(directory), str(Path.cwd())]
+def resume_line(folder: RunFolder) -> str:
+    """What to type to go on with a run; its own modules must be trusted again."""
+    trust = [part for module in registry.trusted() for part in ("--trust", module)]
+    return shlex.join(["fedbn", "resume", str(folder.path), *trust])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -31,7 +32,7 @@ from fedbn.cli import (
     theory,
 )
 from fedbn.cli.output import printable, results_apart
-from fedbn.errors import ConfigError, FedbnError, Interrupted, unforeseen
+from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unforeseen
 
 # The parser's own errors: click's, or those of the copy of click that newer typers carry.
 _parser: Any = sys.modules[typer.BadParameter.__module__]
@@ -125,6 +126,9 @@ def _ended(arguments: list[str], debug: bool) -> int:
         return code
     except _parser.ClickException as error:
         return _refused(error)
+    except Untrusted as error:
+        line = shlex.join(["fedbn", *arguments, "--trust", error.module])
+        return _failed(f"{error}; to do so: `{line}`", error.exit_code, debug)
     except FedbnError as error:
         return _failed(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fedbn import registry
+
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -13,6 +15,21 @@ Workers = Annotated[
         max=1024,
         envvar="FEDBN_WORKERS",
         help="Cores to use, 0 for what the configuration says, or all; changes no result.",
+    ),
+]
+
+
+def _trust(modules: list[str] | None) -> list[str] | None:
+    registry.trust(modules or ())
+    return modules
+
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        callback=_trust,
+        help="A module whose code the files may name, as module:callable; may be repeated.",
     ),
 ]
 Log = Annotated[

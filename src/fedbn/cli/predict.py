@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.options import Trust
 from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, write_out
 
@@ -46,6 +47,7 @@ def predict(
     method: Method = None,
     seed: Seed = None,
     setting: Setting = None,
+    trust: Trust = None,
 ) -> None:
     """Predict with a client's model: one row an input, its class and all probabilities.
 

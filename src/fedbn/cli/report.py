@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbn.cli.options import Trust
 from fedbn.cli.output import emit, printable
 from fedbn.cli.using import Method, Seed, Setting, say
 
@@ -49,6 +50,7 @@ def report(
     method: Method = None,
     seed: Seed = None,
     setting: Setting = None,
+    trust: Trust = None,
 ) -> None:
     """Write a report that needs nothing beside itself: results, curves, what is shared, examples.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedbn.cli.options import Workers
+from fedbn.cli.options import Trust, Workers
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -49,6 +49,7 @@ def reproduce(
         Path | None, typer.Option(help="The folder for what comes out; with all, the one above.")
     ] = None,
     workers: Workers = None,
+    trust: Trust = None,
 ) -> None:
     """Get a table or figure of the paper, with the paper's numbers beside ours."""
     from fedbn.cli import reproducing

@@ -14,6 +14,7 @@ from fedbn.cli.launching import train
 from fedbn.cli.output import emit, printable, stdout_console
 from fedbn.cli.stopping import Stopper
 from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unforeseen
+from fedbn.experiments.loading import checked
 from fedbn.experiments.placing import SCALES
 from fedbn.reproduction import writing
 from fedbn.reproduction.asking import Asked, asked, is_there
@@ -139,7 +140,7 @@ def _records(raw: Mapping[str, Any], place: Path, order: Order) -> Records:
         made = folder.begin(config)
     try:
         with folder.locked(), Stopper() as stop:
-            train(folder, config, stop, where=place.name, workers=order.workers)
+            train(folder, checked(config, place.name), stop, workers=order.workers)
     except Interrupted as error:
         raise Interrupted(f"{error}; the same command goes on from there") from error
     except ConfigError as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedbn.cli.options import Log, Workers
+from fedbn.cli.options import Log, Trust, Workers
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,14 +20,15 @@ def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     workers: Workers = None,
     log: Log = None,
+    trust: Trust = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
     from fedbn.cli.launching import launch
+    from fedbn.experiments.loading import held_experiment
     from fedbn.runs.folder import RunFolder
 
     folder = RunFolder(run)
-    raw = folder.read_request()
-    where = str(folder.config if folder.config.exists() else folder.request)
-    if not launch(folder, raw, where=where, as_json=json, workers=workers or 0, log=log or []):
+    experiment = held_experiment(folder)
+    if not launch(folder, experiment, as_json=json, workers=workers or 0, log=log or []):
         print(f"{folder.path} was finished already; nothing to do", file=sys.stderr)

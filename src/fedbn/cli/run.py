@@ -88,8 +88,9 @@ def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool, log: list[st
     made = folder.begin(raw)
     try:
         from fedbn.cli.launching import launch  # torch takes seconds; the request is safe before
+        from fedbn.experiments.loading import checked
 
-        launch(folder, raw, where=where, as_json=as_json, log=log)
+        launch(folder, checked(raw, where), as_json=as_json, log=log)
     except Exception:
         if not folder.config.exists():
             folder.abandon(made)

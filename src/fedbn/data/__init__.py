@@ -2,3 +2,6 @@
 
 A data set is a function of keyword options that returns a `Federation`.
 """
+
+# Not for choosing: what the configuration of a joining run names.
+ELSEWHERE = {"joined": "fedbn.use.joining"}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from fedbn import registry
 from fedbn.errors import FedbnError, Interrupted
 from fedbn.experiments.events import Event, Listener
 from fedbn.experiments.settings import Job
@@ -30,7 +31,10 @@ class Worker:
     def __init__(self, folder: RunFolder, inbox: SimpleQueue[tuple[Worker, Event | None]]):
         self.job: Job | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedbn.experiments.worker", str(folder.path)],
+            [
+                *(sys.executable, "-P", "-m", "fedbn.experiments.worker", str(folder.path)),
+                *registry.trusted(),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

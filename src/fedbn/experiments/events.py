@@ -10,8 +10,7 @@ from typing import Any, Literal
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState
 from fedbn.experiments.settings import Job
-
-Key = tuple[str, str, int]
+from fedbn.experiments.settings import Key as Key
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs non
     from pydantic_core import ErrorDetails
 
     from fedbn.experiments.schema import Experiment
+    from fedbn.runs.folder import RunFolder
 
 _MAX_BYTES = 1_000_000
 _MAX_DOTS = 20
@@ -130,32 +131,51 @@ def _absolute(value: Any, key: str) -> Any:
         raise ConfigError(f"{key} = {value!r}: {error}") from error
 
 
-def checked(raw: Mapping[str, Any], where: str = "configuration") -> Experiment:
+def held_by(folder: RunFolder) -> registry.Held:
+    """Name a run folder's file as the one that holds names."""
+    file = folder.config if folder.config.is_file() else folder.request
+    return registry.Held(str(file), folder.directory)
+
+
+def held_experiment(folder: RunFolder) -> Experiment:
+    """Read and check the configuration that a run folder holds."""
+    held = held_by(folder)
+    return checked(folder.read_request(), held.file, held)
+
+
+def checked(
+    raw: Mapping[str, Any], where: str = "configuration", held: registry.Held | None = None
+) -> Experiment:
     """Check a configuration against the schema.
 
     The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place.
 
+    Args:
+        raw: The configuration.
+        where: Where it comes from, for messages.
+        held: The file that holds it; None where a person typed it or named its file.
+
     Raises:
         ConfigError: Naming the key, the value given and the legal ones.
     """
-    found = _checked(raw, where)
+    found = _checked(raw, where, held)
     if found.quick:
         whole = scaled(dict(raw), "quick")
-        _checked(whole, f"{where} [quick]")
+        _checked(whole, f"{where} [quick]", held)
     if found.reproduce:
         for name, changes in found.reproduce.without.items():
-            _checked(changed(dict(raw), changes), f"{where} [reproduce.without.{name}]")
+            _checked(changed(dict(raw), changes), f"{where} [reproduce.without.{name}]", held)
     return found
 
 
-def _checked(raw: Mapping[str, Any], where: str) -> Experiment:
+def _checked(raw: Mapping[str, Any], where: str, held: registry.Held | None) -> Experiment:
     from pydantic import ValidationError
 
     from fedbn.experiments.schema import Experiment
 
     check_values(raw, where)
     try:
-        return Experiment.model_validate(dict(raw))
+        return Experiment.model_validate(dict(raw), context=held)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

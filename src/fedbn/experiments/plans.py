@@ -21,7 +21,7 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.loading import with_absolute_paths
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
 from fedbn.experiments.settings import Job, axes
-from fedbn.experiments.sources import data_name, load_federation, model_builder
+from fedbn.experiments.sources import data_name, load_federation, model_builder, named_files
 
 _WORTH_STACKING = 10
 Engine = Literal["plain", "batched"]
@@ -72,6 +72,8 @@ class Planner:
             setting=job.setting.name,
             evaluate_every=experiment.evaluation.every,
         )
+        for text in named_files(experiment.model.weights, experiment.model):
+            self.warnings += [] if text in self.warnings else [text]
         plan.check(experiment.method.allow_no_batchnorm)
         if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
             raise ConfigError(
@@ -111,7 +113,8 @@ class Planner:
 def _said(section: DataSection, federation: Federation) -> list[str]:
     """What a user should hear of the data: how a path was read, and what it is not."""
     sentence = data_name(section)[1]
-    return [*([sentence] if sentence else []), *federation.remarks]
+    named = named_files(section.path, section)
+    return [*([sentence] if sentence else []), *named, *federation.remarks]
 
 
 def _engine(asked: str, plan: Plan) -> Engine:

@@ -9,7 +9,16 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from fedbn.registry import Held
 
 
 def _batch_size(value: Any) -> Any:
@@ -30,6 +39,16 @@ class Section(BaseModel):
     """A part of the configuration; knows its keys and admits no others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    _held: Held | None = PrivateAttr(None)
+
+    def model_post_init(self, context: Any) -> None:
+        """Keep which file the names stand in; the validation's context says so."""
+        self._held = context
+
+    @property
+    def held(self) -> Held | None:
+        """The file that holds the names of this section; None where a person typed them."""
+        return self._held
 
 
 class TrainingSection(Section):
@@ -136,7 +155,7 @@ class ReproduceSection(Section):
     """`[reproduce]`: how `fedbn reproduce` shows an experiment of the paper."""
 
     place: str = Field("", description="where in the paper")
-    by: str = Field("trained", description="the module of fedbn.reproduction that does it")
+    by: str = Field("trained", description="which item of the paper does it")
     paper: list[str] = Field([], description="tables of the paper's numbers to compare with")
     figures: list[Literal["loss", "curves", "against", "bars"]] = Field(
         [], description="kinds of pictures"

@@ -16,9 +16,12 @@ from fedbn.experiments.loading import PATHS, checked
 from fedbn.experiments.placing import placed
 from fedbn.experiments.schema import Experiment
 from fedbn.methods import parse_method
+from fedbn.methods._spec import pieces_of
+from fedbn.registry import Held
 from fedbn.runs.folder import folder_name
 
 DEFAULT = "default"
+Key = tuple[str, str, int]
 _SECTIONS = ("training", "method", "data", "model", "evaluation")
 _MAX_SETTINGS = 10_000
 _MAX_NAME = 200
@@ -41,7 +44,7 @@ class Job:
     seed: int
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         """What names the job in folders and records."""
         return self.method.name, self.setting.name, self.seed
 
@@ -61,7 +64,7 @@ def settings(experiment: Experiment) -> list[Setting]:
     base = {**experiment.model_dump(exclude_unset=True), "sweep": {}}
     found: dict[str, Setting] = {}
     for values in itertools.product(*varied.values()):
-        setting = _setting(base, dict(zip(varied, values, strict=True)))
+        setting = _setting(base, dict(zip(varied, values, strict=True)), experiment.held)
         if setting.name in found:
             raise ConfigError(f"sweep: two settings would be called {setting.name!r}")
         found[setting.name] = setting
@@ -81,20 +84,43 @@ def jobs(experiment: Experiment) -> list[Job]:
 
     A method that a setting does not change (FedAvg, when only mu varies) runs once.
     """
-    found: dict[tuple[str, str, int], Job] = {}
-    only_mu = not experiment.sweep
-    for seed in experiment.seeds:
-        for setting in settings(experiment):
-            for spec in experiment.methods:
-                method = parse_method(spec, {"mu": setting.experiment.method.mu})
-                alone = only_mu and parse_method(spec, {"mu": 1}) == parse_method(spec, {"mu": 2})
-                job = Job(method, Setting(DEFAULT, setting.experiment) if alone else setting, seed)
-                found.setdefault(job.key, job)
+    return [
+        Job(method_of(spec, setting), setting, key[2])
+        for key, (spec, setting) in named_jobs(experiment).items()
+    ]
+
+
+def method_of(spec: str, setting: Setting) -> Method:
+    """Make the method of a job from its written form."""
+    experiment = setting.experiment
+    return parse_method(spec, {"mu": experiment.method.mu}, experiment.held)
+
+
+def named_jobs(experiment: Experiment) -> dict[Key, tuple[str, Setting]]:
+    """Map the key of each job to its method as written and its setting.
+
+    Nothing of a user's own is imported for that, but where a list of mu asks whether a method
+    takes it.
+    """
+    found: dict[Key, tuple[str, Setting]] = {}
+    specs = {spec: "+".join(pieces_of(spec)) for spec in experiment.methods}
+    once = {spec for spec in specs if _ignores_mu(spec, experiment)}
+    every = settings(experiment)
+    for seed, setting, (spec, name) in itertools.product(experiment.seeds, every, specs.items()):
+        own = Setting(DEFAULT, setting.experiment) if spec in once else setting
+        found.setdefault((name, own.name, seed), (spec, own))
     _check_folders(found)
-    return list(found.values())
+    return found
 
 
-def _check_folders(keys: Iterable[tuple[str, str, int]]) -> None:
+def _ignores_mu(spec: str, experiment: Experiment) -> bool:
+    if experiment.sweep or not isinstance(experiment.method.mu, list):
+        return False
+    one, two = (parse_method(spec, {"mu": mu}, experiment.held) for mu in (1, 2))
+    return one == two
+
+
+def _check_folders(keys: Iterable[Key]) -> None:
     """Refuse methods that would write into one folder, or into none that a disk takes."""
     taken: dict[str, str] = {}
     for method in dict.fromkeys(key[0] for key in keys):
@@ -119,7 +145,7 @@ def _axes(sweep: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list
             raise ConfigError(f"sweep.{path} = {value!r}: expected a list of values")
 
 
-def _setting(base: Mapping[str, Any], values: Mapping[str, Any]) -> Setting:
+def _setting(base: Mapping[str, Any], values: Mapping[str, Any], held: Held | None) -> Setting:
     raw = dict(base)
     for key, value in values.items():
         raw = placed(raw, key, value)
@@ -127,7 +153,7 @@ def _setting(base: Mapping[str, Any], values: Mapping[str, Any]) -> Setting:
     name = re.sub(r"[^\w.=,+()\-]", "_", name)
     if len(name.encode()) > _MAX_NAME:
         raise ConfigError(f"sweep: a setting's name has at most {_MAX_NAME} bytes: {name[:60]} ...")
-    return Setting(name, checked(raw, f"sweep {name}"))
+    return Setting(name, checked(raw, f"sweep {name}", held))
 
 
 def _shown(key: str, value: Any) -> Any:

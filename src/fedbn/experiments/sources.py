@@ -36,10 +36,15 @@ def data_name(section: DataSection) -> tuple[str, str | None]:
     return recognize(section.path) if section.path else ("digits_mini", None)
 
 
+def named_files(path: str | None, section: DataSection | ModelSection) -> list[str]:
+    """Say that a path was opened which a file names and nobody typed; a sentence or none."""
+    return [f"read {path}, which {section.held.file} names"] if path and section.held else []
+
+
 def load_federation(section: DataSection) -> Federation:
     """Load the data a configuration names."""
     name, _ = data_name(section)
-    build = registry.find(fedbn.data, name, "data set")
+    build = registry.find(fedbn.data, name, "data set", section.held)
     options = _options(build, section.options, f"data {name}")
     try:
         federation = build(**options)
@@ -67,7 +72,7 @@ def model_builder(
         own: A function to take in place of the one named.
     """
     name = section.name or suggested(federation.input_shape)
-    build = own or registry.find(fedbn.models, name, "model")
+    build = own or registry.find(fedbn.models, name, "model", section.held)
     given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
     arguments = _model_arguments(build, given, section.args, name)
     weights = read_weights(Path(section.weights)) if section.weights else None

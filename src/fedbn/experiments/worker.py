@@ -12,16 +12,18 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from os import _exit  # the real one, whatever stands in its place while a job runs
 from queue import SimpleQueue
 from typing import TextIO
 
+from fedbn import registry
 from fedbn.core.foreign import held_exits
 from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.events import Event, Key
 from fedbn.experiments.jobs import execute
-from fedbn.experiments.loading import checked
+from fedbn.experiments.loading import held_experiment
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.settings import Job, jobs
 from fedbn.runs.folder import RunFolder
@@ -49,8 +51,14 @@ class Orders:
         _exit(1)  # the parent is gone; every finished round is on disk
 
 
-def main(path: str) -> None:
-    """Serve until the parent ends."""
+def main(path: str, trust: Sequence[str]) -> None:
+    """Serve until the parent ends.
+
+    Args:
+        path: The run folder.
+        trust: The modules that the parent trusts; what the folder says of that does not count.
+    """
+    registry.trust(trust)
     if "FEDBN_DEBUG" in os.environ:
         logging.basicConfig(level=logging.DEBUG)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,7 +68,6 @@ def main(path: str) -> None:
     keep_freed_memory()
     orders = Orders(sys.stdin)
     folder, planner = RunFolder(path), Planner()
-    sys.path.insert(0, str(folder.directory()))  # before the directory a run is resumed from
     known: dict[Key, Job] = {}
 
     def tell(event: Event) -> None:
@@ -79,7 +86,7 @@ def main(path: str) -> None:
 
 
 def _jobs(folder: RunFolder) -> dict[Key, Job]:
-    return {job.key: job for job in jobs(checked(folder.read_request(), str(folder.config)))}
+    return {job.key: job for job in jobs(held_experiment(folder))}
 
 
 def _failure(key: Key, error: BaseException) -> Event:
@@ -90,4 +97,4 @@ def _failure(key: Key, error: BaseException) -> Event:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -35,12 +35,25 @@ PARTS: dict[str, Callable[..., Any]] = {
 _PIECE = re.compile(r"(?P<name>[\w.:]+)\s*(?:\((?P<args>[^()]*)\))?")
 
 
-def parse_method(spec: str, defaults: Mapping[str, Any] | None = None) -> Method:
+def pieces_of(spec: str) -> list[str]:
+    """Cut a written method at its `+`; joined by it again, they are the method's name.
+
+    Examples:
+        >>> pieces_of("fedbn + prox(0.1)")
+        ['fedbn', 'prox(0.1)']
+    """
+    return [piece.strip() for piece in re.split(r"\+(?![^(]*\))", spec)]
+
+
+def parse_method(
+    spec: str, defaults: Mapping[str, Any] | None = None, held: registry.Held | None = None
+) -> Method:
     """Make a method from its written form.
 
     Args:
         spec: A name, or several joined by `+`; each may have arguments in parentheses.
         defaults: Values for arguments that are not written out (`mu`).
+        held: The file that holds the spec; None where a person typed it.
 
     Examples:
         >>> parse_method("fedbn + prox(0.1)").name
@@ -48,19 +61,23 @@ def parse_method(spec: str, defaults: Mapping[str, Any] | None = None) -> Method
         >>> parse_method("fedprox", {"mu": 0.2}).penalties
         (Proximal(mu=0.2),)
     """
-    first, *rest = pieces = [piece.strip() for piece in re.split(r"\+(?![^(]*\))", spec)]
-    method = _built(first, lambda name: registry.find(fedbn.methods, name, "method"), defaults)
+    first, *rest = pieces = pieces_of(spec)
+
+    def method_of(name: str) -> Callable[..., Any]:
+        return registry.find(fedbn.methods, name, "method", held)
+
+    method = _built(first, method_of, defaults)
     if not isinstance(method, Method):
         raise ConfigError(f"method {first!r} gives a {type(method).__name__}, not a Method")
     for piece in rest:
-        method |= _built(piece, _part, defaults)
+        method |= _built(piece, lambda name: _part(name, held), defaults)
     assert isinstance(method, Method)
     return replace(method, name="+".join(pieces))
 
 
-def _part(name: str) -> Callable[..., Any]:
+def _part(name: str, held: registry.Held | None) -> Callable[..., Any]:
     if ":" in name:
-        return registry.find(fedbn.methods, name, "part of a method")
+        return registry.find(fedbn.methods, name, "part of a method", held)
     if name not in PARTS:
         raise ConfigError(unknown("part of a method", name, PARTS))
     return PARTS[name]

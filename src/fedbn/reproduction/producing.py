@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbn._version import __version__
-from fedbn.errors import ConfigError
+from fedbn.errors import ConfigError, unknown
 from fedbn.markdown import harmless
 from fedbn.reproduction import writing
 from fedbn.reproduction.entries import Entry
@@ -21,6 +21,7 @@ from fedbn.reproduction.item import Outcome, Request
 from fedbn.runs.files import explained, to_json, write_atomically
 
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
+ITEMS = ("data_view", "synthetic", "toy_surface", "trained", "unseen_domain")
 
 
 def produce(entry: Entry, request: Request, command: str) -> Outcome:
@@ -59,13 +60,9 @@ def _remove(made: list[Path]) -> None:
 
 
 def _module(entry: Entry) -> Any:
-    name = entry.by
-    if not name.isidentifier():
-        raise ConfigError(f"{entry.file}: reproduce.by = {name!r}: legal is a module's name")
-    try:
-        return importlib.import_module(f"fedbn.reproduction.{name}")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{entry.file}: reproduce.by = {name!r}: no such module") from error
+    if entry.by not in ITEMS:
+        raise ConfigError(f"{entry.file}: reproduce.by: {unknown('item', entry.by, ITEMS)}")
+    return importlib.import_module(f"fedbn.reproduction.{entry.by}")
 
 
 def _write_tables(request: Request, outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked
+from fedbn.experiments.loading import checked, held_by
 from fedbn.reproduction.asking import Asked, comparable, told
 from fedbn.reproduction.entries import Entry
 from fedbn.runs.folder import RunFolder
@@ -22,5 +22,5 @@ def shown_run(entry: Entry, run: Path, overrides: Sequence[object] = ()) -> Aske
     if not folder.config.exists():
         raise ConfigError(f"--from {run}: no run here (no config.toml)")
     raw = {**folder.read_request(), "reproduce": dict(entry.how)}
-    checked(raw, str(folder.config))
+    checked(raw, str(folder.config), held_by(folder))
     return Asked(raw, told(entry, raw), (), comparable(entry, raw))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked
+from fedbn.experiments.loading import checked, held_by
 from fedbn.experiments.schema import Experiment, ReproduceSection
-from fedbn.experiments.settings import jobs, settings
+from fedbn.experiments.settings import named_jobs, settings
 from fedbn.experiments.sources import load_federation
 from fedbn.reproduction.item import Records, Request
 from fedbn.reproduction.paper import Number, PaperTable, table
@@ -55,7 +55,8 @@ class Study:
 
 def studied(request: Request, records: Records) -> Study:
     """Put together what a request's training gave."""
-    experiment = checked(request.experiment, request.name)
+    held = held_by(RunFolder(request.source)) if request.source else None
+    experiment = checked(request.experiment, request.name, held)
     assert experiment.reproduce is not None
     done, unfinished = _finished(experiment, records)
     facts = _data_facts(request.source or request.folder / "run", experiment)
@@ -88,9 +89,9 @@ def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[
         key = (record["method"], record["setting"], record["seed"])
         last[key] = max(last[key], record["round"])
     short = {
-        job.key: (last[job.key], job.setting.experiment.training.total_rounds)
-        for job in jobs(experiment)
-        if last[job.key] < job.setting.experiment.training.total_rounds
+        key: (last[key], setting.experiment.training.total_rounds)
+        for key, (_, setting) in named_jobs(experiment).items()
+        if last[key] < setting.experiment.training.total_rounds
     }
     done = [r for r in records if (r["method"], r["setting"], r["seed"]) not in short]
     if not done:

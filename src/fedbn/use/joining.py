@@ -8,7 +8,7 @@ with the others from there on; they keep their own local parts.
 
 The new run counts its rounds on from the old one's and begins with its numbers. It is put
 together in a hidden folder and renamed, so that it is there whole, with a state to resume from,
-or not at all. Its data is `fedbn.use.joining:joined`: the old run's data and the new site's files.
+or not at all. Its data is `joined`: the old run's data and the new site's files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from fedbn.use.opening import job_of, open_run
 from fedbn.use.trained import Trained
 
 _TEST_SHARE = 0.2
-_DATA = "fedbn.use.joining:joined"
 
 
 def joined(
@@ -199,7 +198,7 @@ def _request(
     raw = experiment.model_dump(exclude_unset=True, exclude_none=True, exclude={"sweep"})
     raw["methods"], raw["seeds"] = [plan.method.name], [plan.seed]
     raw["data"] = {
-        "name": _DATA,
+        "name": "joined",
         "path": str(path.resolve()),
         "run": str(trained.folder.resolve()),
         "site": site,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
+from fedbn import registry
 from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
@@ -19,10 +18,11 @@ from fedbn.data._given import Data, federation_of
 from fedbn.errors import ConfigError, DamagedRun, unknown
 from fedbn.experiments.facts import facts_for, sketch
 from fedbn.experiments.jobs import reached
-from fedbn.experiments.loading import IN_PYTHON, checked
+from fedbn.experiments.loading import IN_PYTHON, held_experiment
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.schema import Experiment
-from fedbn.experiments.settings import Job, jobs
+from fedbn.experiments.settings import Job, Key, method_of, named_jobs
+from fedbn.experiments.sources import named_files
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.use import adapted
@@ -43,12 +43,23 @@ class JobInfo:
     rounds: int
 
 
-def jobs_of(path: str | Path) -> list[JobInfo]:
-    """List the jobs of a run folder, in their order."""
+def jobs_of(path: str | Path, *, trust: str | Iterable[str] = ()) -> list[JobInfo]:
+    """List the jobs of a run folder, in their order.
+
+    Args:
+        path: The run folder.
+        trust: Modules that it may name, as for `open_run`; needed only where its methods are a
+            user's own and `method.mu` is a list.
+    """
+    registry.trust(trust)
     folder = RunFolder(path)
     return [
-        JobInfo(*job.key, rounds_done=_rounds_done(folder, job), rounds=_rounds(job))
-        for job in _jobs(folder, None)
+        JobInfo(
+            *key,
+            rounds_done=max((n for n, _ in checkpoints.rounds(folder.job(*key))), default=0),
+            rounds=setting.experiment.training.total_rounds,
+        )
+        for key, (_, setting) in named_jobs(_experiment(folder)).items()
     ]
 
 
@@ -60,6 +71,7 @@ def open_run(
     setting: str | None = None,
     data: Data | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
+    trust: str | Iterable[str] = (),
     notes: Notes = lambda text: None,
 ) -> Trained:
     """Open a run: its newest whole checkpoint, its numbers and the sites adapted since.
@@ -73,21 +85,23 @@ def open_run(
         setting: Which setting of a sweep; the first unless given.
         data: The data, where the run was started with arrays or a `Federation`.
         model: The model or the function that makes it, where the run was started with one.
+        trust: Modules that the folder may name as `module:callable`, which runs their code. What
+            was named in this process before is trusted.
         notes: Hears remarks, for example `print`.
 
     Returns:
         The result, as `fedbn.fit` gives it.
     """
+    registry.trust(trust)
     folder = RunFolder(path)
-    with _imports_from(folder):
-        job = _chosen(_jobs(folder, method), folder, method, seed, setting)
-        _check_local(folder.job(*job.key))
-        own = _maker(job, model)
-        given = None if data is None else federation_of(data)
-        facts = facts_for(folder.read_environment().get("inputs"), job.setting.name)
-        loader = _Loader(folder, job.setting.experiment, given)
-        known = sketch(facts) if facts else loader()
-        plan = Planner(known, own).plan(_without_data(job))
+    job = _job(folder, method, seed, setting)
+    _check_local(folder.job(*job.key))
+    own = _maker(job, model)
+    given = None if data is None else federation_of(data)
+    facts = facts_for(folder.read_environment().get("inputs"), job.setting.name)
+    loader = _Loader(folder, job.setting.experiment, given, notes)
+    known = sketch(facts) if facts else loader()
+    plan = Planner(known, own).plan(_without_data(job))
     state = _state(folder, job, plan, notes)
     file = folder.job(*job.key) / "metrics.jsonl"
     records = tuple(Record(**record) for record in metrics.read(file))
@@ -98,8 +112,10 @@ def open_run(
 class _Loader:
     """Loads a run's data, once."""
 
-    def __init__(self, folder: RunFolder, experiment: Experiment, given: Federation | None):
-        self._folder = folder
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, given: Federation | None, notes: Notes
+    ):
+        self._folder, self._notes = folder, notes
         self._experiment = experiment
         self._given = given
         self._found: Federation | None = None
@@ -111,57 +127,57 @@ class _Loader:
                     f"{self._folder.path}: its data was given in Python and is not on disk; "
                     "open it with open_run(..., data=...), or name a data set with --data"
                 )
-            with _imports_from(self._folder):
-                self._found = Planner(self._given).federation(self._experiment.data)
+            self._found = Planner(self._given).federation(self._experiment.data)
+            if self._given is None:
+                for text in named_files(self._experiment.data.path, self._experiment.data):
+                    self._notes(text)
         return self._found
 
 
 def job_of(path: str | Path, method: str, setting: str, seed: int) -> Job:
     """Find a job of a run by its name."""
-    folder = RunFolder(path)
-    with _imports_from(folder):
-        return _chosen(_jobs(folder, method), folder, method, seed, setting)
+    return _job(RunFolder(path), method, seed, setting)
 
 
-def _jobs(folder: RunFolder, method: str | Method | None) -> list[Job]:
+def _experiment(folder: RunFolder) -> Experiment:
     raw = folder.read_request()
     if isinstance(raw.get("format"), int) and raw["format"] > _FORMAT:
         raise DamagedRun(
             f"{folder.config}: format {raw['format']} is from a newer fedbn; this reads {_FORMAT}"
         )
-    experiment = checked(raw, str(folder.config))
-    if isinstance(method, Method):
-        found = jobs(experiment.model_copy(update={"methods": ["fedavg"]}))
-        return [replace(job, method=method) for job in found]
-    return jobs(experiment)
+    return held_experiment(folder)
 
 
-def _chosen(
-    found: list[Job],
-    folder: RunFolder,
-    method: str | Method | None,
-    seed: int | None,
-    setting: str | None,
+def _job(
+    folder: RunFolder, method: str | Method | None, seed: int | None, setting: str | None
 ) -> Job:
-    name = method.name if isinstance(method, Method) else method or _default_method(found)
-    asked: dict[str, str | int | None] = {"method": name, "seed": seed, "setting": setting}
-    for what, value in asked.items():
-        legal = list(dict.fromkeys(_part(job, what) for job in found))
-        wanted = legal[0] if value is None else value
+    """Make the job that is meant; of all methods of the run only its own is."""
+    experiment = _experiment(folder)
+    if isinstance(method, Method):
+        experiment = experiment.model_copy(update={"methods": ["fedavg"]})
+        named = {(method.name, *key[1:]): job for key, job in named_jobs(experiment).items()}
+    else:
+        named = named_jobs(experiment)
+    name = method.name if isinstance(method, Method) else method
+    key = _chosen(list(named), folder, (name, setting, seed))
+    spec, where = named[key]
+    made = method if isinstance(method, Method) else method_of(spec, where)
+    return Job(made, where, key[2])
+
+
+def _chosen(keys: list[Key], folder: RunFolder, asked: tuple[str | int | None, ...]) -> Key:
+    default = _default_method([key[0] for key in keys])
+    for place, what in enumerate(("method", "setting", "seed")):
+        legal = list(dict.fromkeys(key[place] for key in keys))
+        first = legal[0] if place else default
+        wanted = first if asked[place] is None else asked[place]
         if wanted not in legal:
             raise ConfigError(f"{folder.path}: {unknown(what, str(wanted), map(str, legal))}")
-        found = [job for job in found if _part(job, what) == wanted]
-    return found[0]
+        keys = [key for key in keys if key[place] == wanted]
+    return keys[0]
 
 
-def _part(job: Job, what: str) -> str | int:
-    method, setting, seed = job.key
-    parts: dict[str, str | int] = {"method": method, "setting": setting, "seed": seed}
-    return parts[what]
-
-
-def _default_method(found: list[Job]) -> str:
-    names = [job.method.name for job in found]
+def _default_method(names: list[str]) -> str:
     likely = [name for name in names if name.partition("+")[0] == "fedbn"]
     return "fedbn" if "fedbn" in names else [*likely, *names][0]
 
@@ -224,18 +240,3 @@ def _check_local(place: Path) -> None:
 
 def _rounds(job: Job) -> int:
     return job.setting.experiment.training.total_rounds
-
-
-def _rounds_done(folder: RunFolder, job: Job) -> int:
-    return max((number for number, _ in checkpoints.rounds(folder.job(*job.key))), default=0)
-
-
-@contextmanager
-def _imports_from(folder: RunFolder) -> Iterator[None]:
-    """Let a user's own modules be found where the run was started."""
-    before = list(sys.path)
-    sys.path.insert(0, str(folder.directory()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before

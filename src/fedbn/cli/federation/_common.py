@@ -39,7 +39,6 @@ def experiment_of(name: str, settings: list[str] | None) -> tuple[Path, dict[str
     """Find an experiment; gives its file and what it says, with absolute paths."""
     from fedbn.experiments import catalogue, loading
 
-    import_from_here()
     file = catalogue.find(name)
     raw = loading.with_settings(loading.read_toml(file), settings or [])
     return file, loading.with_absolute_paths(raw)
@@ -50,11 +49,6 @@ def data_section(data: str) -> dict[str, str]:
     from fedbn.experiments.loading import looks_like_path
 
     return {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
-
-
-def import_from_here() -> None:
-    """Let a user's own models be found in the current folder, as `fedbn run` does."""
-    sys.path[:0] = [str(Path.cwd())]
 
 
 def say(text: str) -> None:

@@ -14,6 +14,7 @@ from fedbn.cli.federation._common import (
     folder_of,
     require,
 )
+from fedbn.cli.options import Trust
 from fedbn.cli.output import emit, printable
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def check(
         str | None, typer.Option(help="FILE.toml or a name: compare models, classes, versions.")
     ] = None,
     settings: Settings = None,
+    trust: Trust = None,
 ) -> None:
     """Examine certificates, keys, clocks, the way to the server, data, and whether models fit.
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedbn.cli.federation._common import data_section, import_from_here, require, say
+from fedbn.cli.federation._common import data_section, require, say
+from fedbn.cli.options import Trust
 
 
 def add_to(group: typer.Typer) -> None:
@@ -28,10 +29,7 @@ def join(
         Path | None, typer.Option(help="This site's copy of the experiment's model.weights.")
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to try to reach the server.")] = 60.0,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODULE", help="A module of your own that the server may name."),
-    ] = None,
+    trust: Trust = None,
     release_affine: Annotated[
         bool, typer.Option("--release-affine", help="Give BatchNorm's affine away at the end.")
     ] = False,
@@ -54,13 +52,11 @@ def join(
         data_section(data),
         home / "local",
         given.federation,
-        trust=tuple(trust or ()),
         release_affine=release_affine,
         device=device,
         weights=weights,
     )
     _follow(parent)
-    import_from_here()
     with Stopper() as stop:
         joining.join(given, options, home, wait=wait, stop=stop, say=say)
 

@@ -24,6 +24,7 @@ from fedbn.experiments.plans import training_of
 from fedbn.experiments.settings import Job, Setting
 from fedbn.experiments.sources import model_builder
 from fedbn.methods import parse_method
+from fedbn.registry import Held
 
 
 def order_of(job: Job, federation: str, run: str) -> Order:
@@ -55,8 +56,9 @@ def job_of(order: Order, device: str | None = None, weights: Path | None = None)
         raw["training"] = {**raw.get("training", {}), "device": device}
     if weights is not None and "weights" in raw.get("model", {}):
         raw["model"] = {**raw["model"], "weights": str(weights)}
-    experiment = checked(raw, "the server's configuration")
-    method = parse_method(order.method, {"mu": experiment.method.mu})
+    held = Held("the server's configuration")
+    experiment = checked(raw, held.file, held)
+    method = parse_method(order.method, {"mu": experiment.method.mu}, held)
     job = Job(method, Setting(order.setting, experiment), order.seed)
     _check_weights(job, order)
     return job

@@ -41,7 +41,7 @@ class Child:
         with log.open("ab") as output:
             self._offset = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, str(os.getpid())],
+                [sys.executable, "-P", "-m", module, *arguments, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

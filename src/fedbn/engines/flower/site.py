@@ -37,7 +37,6 @@ class SiteOptions:
         data: Its `[data]` section: where its samples are.
         folder: Where its local part is kept; None for Flower's memory (simulations).
         federation: The federation it belongs to; orders of another one are refused.
-        trust: Modules of its own that the server may name as a model or a part of a method.
         release_affine: Whether it gives its BatchNorm affine away when a run has ended.
         device: What it trains on; None for what the experiment says.
         weights: Its copy of the experiment's `model.weights`; None where that path is right.
@@ -47,7 +46,6 @@ class SiteOptions:
     data: Mapping[str, Any]
     folder: Path | None = None
     federation: str | None = None
-    trust: tuple[str, ...] = ()
     release_affine: bool = False
     device: str | None = None
     weights: Path | None = None
@@ -107,15 +105,6 @@ class Site:
             raise ConfigError(f"an order of another federation ({order.federation})")
         if order.version != __version__:
             raise ConfigError(f"fedbn {__version__} here, fedbn {order.version} at the server")
-        model = order.experiment.get("model", {})
-        names = [str(model.get("name")), *order.method.split("+")]
-        for name in names:
-            module = name.partition(":")[0]
-            if ":" in name and module not in self.options.trust:
-                raise ConfigError(
-                    f"the server names {name!r}, code that is not fedbn's: this site runs it only "
-                    f"when it was joined with --trust {module}"
-                )
 
     def hello(self, order: Order) -> Hello:
         """Say what the site brings to a job: its model is made for that, nothing is trained."""
