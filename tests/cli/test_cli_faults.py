@@ -230,4 +230,4 @@ def test_a_picture_that_cannot_be_written(finished: Path) -> None:
     (finished / "curves.png").mkdir()
     answer = call("resume", finished, pictures=True)
     assert answer.code == 1
-    assert "cannot write" in answer.line
+    assert "cannot write" in answer.err.splitlines()[-1]

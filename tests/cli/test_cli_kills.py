@@ -65,7 +65,7 @@ def waiting(home: Path, workers: int) -> Callable[[], bool]:
 
 def resumed(home: Path) -> dict[str, bytes]:
     (home / "shut").unlink(missing_ok=True)
-    answer = call("resume", home / "run", "--workers", 1)
+    answer = call("resume", home / "run", "--trust", "gate", "--workers", 1)
     assert answer.code == 0, answer.err
     return bits(home / "run")
 
@@ -92,7 +92,7 @@ def test_one_signal_saves_the_round(
     assert process.wait(60) == 130
     last = (home / "stderr").read_text().splitlines()[-1]
     assert last.startswith("fedbn: stopped after round ")
-    assert last.endswith("continue with `fedbn resume run`")
+    assert last.endswith("continue with `fedbn resume run --trust gate`")
     assert newest(home / "run", "fedavg").name >= "round-000002"
     assert resumed(home) == uninterrupted
 
@@ -176,7 +176,7 @@ def test_ctrl_c_before_training(home: Path, sites: Path, processes: Processes) -
     (home / "shut").unlink()
     assert process.wait(60) == 130
     assert "Traceback" not in (home / "stderr").read_text()
-    assert call("resume", home / "run").code == 0
+    assert call("resume", home / "run", "--trust", "gate").code == 0
 
 
 def killed_somewhere(

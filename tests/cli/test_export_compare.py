@@ -58,7 +58,7 @@ def test_export_into_a_folder_that_is_made(finished: Path, tmp_path: Path) -> No
 def test_export_refuses(arguments: list[str], said: str, finished: Path) -> None:
     answer = call("export", finished, *arguments)
     assert (answer.code, answer.out) == (3, "")
-    assert said in answer.line
+    assert said in answer.err.splitlines()[-1]
     assert not (finished / "exports").exists()
 
 

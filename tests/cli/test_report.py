@@ -7,11 +7,15 @@ import pytest
 from commanding import call
 
 
-def test_the_report_lies_in_the_first_run_unless_told(finished):
+def test_the_report_lies_in_the_first_run_unless_told(finished, sites):
     answer = call("report", finished)
     assert answer.code == 0
     assert answer.out.startswith(f"{finished / 'report.html'} (")
-    assert answer.err == f"{finished}: without examples: the samples are no pictures\n"
+    read = f"read {sites}, which {finished / 'config.toml'} names"
+    assert answer.err.splitlines() == [
+        f"{finished}: {read}",
+        f"{finished}: without examples: the samples are no pictures",
+    ]
     text = (finished / "report.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert not list(finished.glob(".*.tmp"))
