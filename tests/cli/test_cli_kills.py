@@ -122,7 +122,7 @@ def test_a_signal_while_the_picture_is_drawn_is_heard_at_once(
     monkeypatch.setattr("fedbn.results.curves.draw_curves", draw)
     answer = call("resume", finished, pictures=True)
     assert answer.code == 130
-    assert answer.line == "fedbn: interrupted; finished rounds are saved"
+    assert answer.err.splitlines()[-1] == "fedbn: interrupted; finished rounds are saved"
 
 
 def test_a_kill_in_the_middle_of_a_round_leaves_no_worker_behind(

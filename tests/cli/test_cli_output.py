@@ -186,7 +186,7 @@ def test_what_a_users_model_prints_does_not_mix_with_results(sites: Path, tmp_pa
     commands: list[tuple[object, ...]] = [
         ("run", "--data", sites, *asked, "--out", "out", "--workers", 1, "--json"),
         ("inspect", "talks:Net", "--json"),
-        ("evaluate", "out", "--json"),
+        ("evaluate", "out", "--json", "--trust", "talks"),
     ]
     for command in commands:
         answer = call(*command, cwd=tmp_path)

@@ -40,6 +40,8 @@ def launch(
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
         show(folder, as_json)
+    if registry.trusted():
+        print(f"own code must be trusted: `{resume_line(folder)}`", file=sys.stderr)
     return ran
 
 
@@ -84,10 +86,6 @@ def show(folder: RunFolder, as_json: bool) -> None:
         print_summary(summary)
     seeds = ", ".join(map(str, summary.seeds))
     print(f"\nseeds {seeds}; run folder {folder.path}; curves {folder.curves}", file=sys.stderr)
-    if registry.trusted():
-        print(
-            f"its own code needs --trust when it is used: `{resume_line(folder)}`", file=sys.stderr
-        )
 
 
 def resume_line(folder: RunFolder) -> str:
