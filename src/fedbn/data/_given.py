@@ -92,7 +92,8 @@ def tensor_of(value: Any, where: str) -> Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{where}: not numbers ({' '.join(str(error).split())})") from error
+        reason = " ".join(str(error).split())
+        raise DataError(f"{where}: not numbers ({reason}); expected {_ARRAYS}") from error
     if tensor.is_complex():
         raise DataError(f"{where}: complex numbers; legal are real ones")
     return tensor
