@@ -106,7 +106,10 @@ def test_the_number_of_workers_may_change(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "code", "said"),
-    [("rounds = = 3", 6, "config.toml: damaged"), ("format = 7", 3, "format = 7")],
+    [
+        ("rounds = = 3", 6, "config.toml: damaged"),
+        ("format = 7", 6, "format 7 is from a newer fedbn"),
+    ],
 )
 def test_a_damaged_or_foreign_configuration(
     content: str, code: int, said: str, finished: Path

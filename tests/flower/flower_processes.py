@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -93,7 +94,7 @@ class Federation:
 
     def rounds(self, name: str) -> list[dict]:
         files = list((self.folder.runs / name).rglob("rounds.jsonl"))
-        return metrics.read(files[0]) if files else []
+        return [json.loads(line) for line in files[0].open()] if files else []
 
     def wait_for_round(self, name: str, number: int, process: subprocess.Popen) -> None:
         self.wait_for(lambda: any(r["round"] >= number for r in self.rounds(name)), process)

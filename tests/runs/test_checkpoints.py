@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from commanding import bits, call, newest
 from fedbn.errors import DamagedRun
 from fedbn.runs import checkpoints
+from fedbn.runs.files import sealed, unsealed
 
 
 def truncated(checkpoint: Path) -> Path:
@@ -55,7 +55,7 @@ def manifest_of_nothing(checkpoint: Path) -> Path:
 
 def newer(checkpoint: Path) -> Path:
     file = checkpoint / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
+    file.write_bytes(sealed({**unsealed(file, checkpoints.FORMAT), "format": 9}))
     return file
 
 
@@ -85,6 +85,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert bits(finished) == whole
 
 
+def test_no_bit_of_a_manifest_can_flip_unseen(finished: Path) -> None:
+    """Round 3 that becomes 2, or a format that becomes another, would be believed otherwise."""
+    file = newest(finished) / "manifest.json"
+    content = file.read_bytes()
+    for place in range(len(content)):
+        flipped_one = bytearray(content)
+        flipped_one[place] ^= 1 << place % 8
+        file.write_bytes(flipped_one)
+        with pytest.raises(DamagedRun, match=r"manifest\.json"):
+            checkpoints.read_manifest(file.parent)
+
+
+def test_a_checkpoint_under_another_round_s_name_is_not_believed(finished: Path) -> None:
+    other = newest(finished).rename(newest(finished).with_name("round-000007"))
+    with pytest.raises(DamagedRun, match=r"round-000007: another round's checkpoint \(round 3\)"):
+        checkpoints.read_manifest(other)
+    assert checkpoints.whole_round(other.parent) == 2
+
+
 def test_with_both_damaged_nothing_is_touched(finished: Path) -> None:
     damaged = flipped(newest(finished))
     shutil.copytree(
@@ -93,8 +112,9 @@ def test_with_both_damaged_nothing_is_touched(finished: Path) -> None:
     before = bits(finished)
     answer = call("resume", finished)
     assert answer.code == 6
-    assert str(damaged) in answer.line
-    assert "no whole checkpoint is left" in answer.line
+    last = answer.err.splitlines()[-1]  # below what the folder's data is
+    assert str(damaged) in last
+    assert "no whole checkpoint is left" in last
     assert bits(finished) == before  # the records of finished rounds, too
 
 
@@ -102,7 +122,7 @@ def test_lost_records_are_damage(finished: Path) -> None:
     (finished / "checkpoints/fedbn/default/seed-0/metrics.jsonl").unlink()
     answer = call("resume", finished)
     assert answer.code == 6
-    assert "records of round 1 are missing" in answer.line
+    assert "records of round 1 are missing" in answer.err.splitlines()[-1]
 
 
 def test_leftovers_of_a_kill_while_a_checkpoint_was_written(finished: Path) -> None:

@@ -42,9 +42,12 @@ def test_later_rounds_and_a_cut_off_line_are_dropped(tmp_path: Path) -> None:
         (LINES[0] + LINES[2], "records of round 2 are missing"),
         (LINES[0], "records of round 2 are missing"),
         (b"", "records of round 1 are missing"),
-        (b"\x00\xff\n" + LINES[1], "line 1: not a record"),
-        (b"5\n" + LINES[1], "line 1: not a record"),
-        (b"{}\n" + LINES[1], "line 1: not a record"),
+        (b"\x00\xff\n" + LINES[1], "line 1: damaged"),
+        (b"5\n" + LINES[1], "line 1: damaged"),
+        (b"{}\n" + LINES[1], r"line 1: damaged \(method: Field required\)"),
+        (LINES[0] + LINES[1].replace(b"0.5", b'0.5, "x": 1'), r"line 2: damaged \(x = 1: "),
+        (LINES[0] + LINES[1].replace(b"0.5", b'"0.5"'), r"line 2: damaged \(value = '0.5': "),
+        (LINES[0] + LINES[1].replace(b": 2", b": -2"), r"line 2: damaged \(round = -2: "),
     ],
 )
 def test_a_hole_is_damage(content: bytes, said: str, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_manifest_holds_the_sha256_of_every_file(finished: Path) -> None:
         for name in ROUND - {"manifest.json"}
     }
     facts = {key: manifest[key] for key in ("format", "round", "method", "setting", "seed")}
-    assert facts == {"format": 1, "round": 3, "method": "fedbn", "setting": "default", "seed": 0}
+    assert facts == {"format": 2, "round": 3, "method": "fedbn", "setting": "default", "seed": 0}
 
 
 def test_fedbn_keeps_batchnorm_local_and_shares_the_rest(finished: Path) -> None:

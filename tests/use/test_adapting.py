@@ -13,6 +13,7 @@ from use_sites import site
 
 import fedbn
 from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError
+from fedbn.runs.files import sealed, unsealed
 from fedbn.use.adapting import HOWS
 from fedbn.use.bench import mean_of
 from fedbn.use.trained import Trained
@@ -160,8 +161,12 @@ def test_a_damaged_site_is_named_and_the_others_still_work(trained: Trained, hom
     with pytest.raises(DamagedRun, match="missing or unreadable"):
         opened.predict(X, "new")
     manifest = file.parent / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 2}))
-    with pytest.raises(DamagedRun, match="format 2 is from a newer fedbn"):
+    content = unsealed(manifest, 2)
+    manifest.write_bytes(sealed({**content, "format": 3}))
+    with pytest.raises(DamagedRun, match="format 3 is from a newer fedbn"):
+        opened.predict(X, "new")
+    manifest.write_text(json.dumps({**content, "samples": 7}))
+    with pytest.raises(DamagedRun, match="its sha256 is not its own"):
         opened.predict(X, "new")
     manifest.write_text("{")
     with pytest.raises(DamagedRun, match=r"manifest\.json: missing or damaged"):

@@ -14,6 +14,8 @@ import torch
 import fedbn
 from fedbn import registry
 from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError
+from fedbn.runs import checkpoints
+from fedbn.runs.files import sealed, unsealed
 from fedbn.use.trained import Trained
 from tiny import bn_net, same_runs
 
@@ -219,7 +221,7 @@ def test_folders_that_cannot_be_opened_say_why(home: Path, tmp_path: Path):
     with pytest.raises(DamagedRun, match="format 2 is from a newer fedbn"):
         fedbn.open_run(home / "fedavg")
     manifest = newest(home / "silobn") / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 9'))
+    manifest.write_bytes(sealed({**unsealed(manifest, 2), "format": 9}))
     shutil.rmtree(min(manifest.parents[1].glob("round-*")))
     with pytest.raises(DamagedRun, match="format 9 is from a newer fedbn"):
         fedbn.open_run(home / "silobn")
@@ -231,9 +233,9 @@ def test_folders_that_cannot_be_opened_say_why(home: Path, tmp_path: Path):
 
 def test_a_run_of_a_federation_says_where_the_local_parts_are(home: Path):
     path = newest(home / "fedbn")
-    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = checkpoints.read_manifest(path)
     manifest["files"] = {k: v for k, v in manifest["files"].items() if k[:5] != "local"}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_bytes(sealed(manifest))
     with pytest.raises(FedbnError, match="lie at the sites"):
         fedbn.open_run(home / "fedbn")
 

@@ -75,11 +75,13 @@ def _split(text: str) -> list[str]:
 
 
 def _side(path: Path) -> Side:
+    from fedbn.experiments.loading import held_experiment
     from fedbn.results.compare import Side
     from fedbn.runs import metrics
     from fedbn.runs.folder import RunFolder
 
     folder = RunFolder(path)
+    held_experiment(folder)
     config = folder.read_request()
     return Side(str(path), metrics.read(folder.metrics), config, folder.read_environment())
 

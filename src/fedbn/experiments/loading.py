@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn import registry
-from fedbn.errors import ConfigError, unknown
+from fedbn.errors import ConfigError, DamagedRun, unknown
 from fedbn.experiments.placing import Raw, changed, scaled
 from fedbn.experiments.placing import placed as placed
 from fedbn.experiments.values import check_values, parsed
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # pydantic takes a fifth of a second, and a request needs non
     from fedbn.experiments.schema import Experiment
     from fedbn.runs.folder import RunFolder
 
+_FORMAT = 1
 _MAX_BYTES = 1_000_000
 _MAX_DOTS = 20
 PATHS = ("data.path", "model.weights")
@@ -138,9 +139,23 @@ def held_by(folder: RunFolder) -> registry.Held:
 
 
 def held_experiment(folder: RunFolder) -> Experiment:
-    """Read and check the configuration that a run folder holds."""
-    held = held_by(folder)
-    return checked(folder.read_request(), held.file, held)
+    """Read and check the configuration that a run folder holds.
+
+    Raises:
+        DamagedRun: `config.toml` was checked when it was written: what is wrong now is damage.
+        ConfigError: `request.toml`, which was never checked, asks for what is not legal.
+    """
+    held, raw = held_by(folder), folder.read_request()
+    if isinstance(raw.get("format"), int) and raw["format"] > _FORMAT:
+        raise DamagedRun(
+            f"{held.file}: format {raw['format']} is from a newer fedbn; this reads {_FORMAT}"
+        )
+    try:
+        return checked(raw, held.file, held)
+    except ConfigError as error:
+        if not folder.config.is_file():
+            raise
+        raise DamagedRun(f"{error} (damaged: it was right when it was written)") from error
 
 
 def checked(

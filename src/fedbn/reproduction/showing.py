@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked, held_by
+from fedbn.experiments.loading import checked, held_by, held_experiment
 from fedbn.reproduction.asking import Asked, comparable, told
 from fedbn.reproduction.entries import Entry
 from fedbn.runs.folder import RunFolder
@@ -21,6 +21,7 @@ def shown_run(entry: Entry, run: Path, overrides: Sequence[object] = ()) -> Aske
     folder = RunFolder(run)
     if not folder.config.exists():
         raise ConfigError(f"--from {run}: no run here (no config.toml)")
+    held_experiment(folder)
     raw = {**folder.read_request(), "reproduce": dict(entry.how)}
     checked(raw, str(folder.config), held_by(folder))
     return Asked(raw, told(entry, raw), (), comparable(entry, raw))

@@ -63,7 +63,7 @@ def _panels(records: Sequence[Mapping[str, Any]]) -> dict[str, _Series]:
     panels: dict[str, _Series] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     means: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for r in records:
-        if r["split"] != "test" or r["metric"] != "accuracy":
+        if (r["split"], r["metric"]) != ("test", "accuracy") or r["value"] is None:
             continue
         label = r["method"] if r["setting"] == "default" else f"{r['method']} ({r['setting']})"
         column = r["domain"] if r["client"] == "all" else r["client"]

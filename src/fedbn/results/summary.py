@@ -114,7 +114,8 @@ def _pooled(record: Record) -> bool:
 
 def _scores(own: Sequence[Record], report: str) -> dict[str, float]:
     """Test accuracy a column, and their mean, at the round reported."""
-    tests = [r for r in own if r["split"] == "test" and r["metric"] == "accuracy"]
+    tests = [r for r in own if (r["split"], r["metric"]) == ("test", "accuracy")]
+    tests = [r for r in tests if r["value"] is not None]
     if not tests:
         return {}
     round = best_round(validation(own)) if report == "best" else tests[-1]["round"]

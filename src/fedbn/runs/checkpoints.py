@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,9 +16,9 @@ from safetensors.torch import save as to_bytes
 from fedbn.core.rounds import RunState
 from fedbn.core.state import State
 from fedbn.errors import DamagedRun, ModelError
-from fedbn.runs.files import explained, sync_folder, to_json, write_through
+from fedbn.runs.files import explained, sealed, sync_folder, unsealed, write_through
 
-FORMAT = 1
+FORMAT = 2
 _KEEP = 2
 _NAME = re.compile(r"round-(\d{6,})")
 Best = Callable[[int], int]
@@ -59,7 +58,7 @@ def save(
             (temporary / name).parent.mkdir(exist_ok=True)
             write_through(temporary / name, content)
         manifest = {"format": FORMAT, "round": state.round, "files": hashes, **facts}
-        write_through(temporary / "manifest.json", to_json(manifest))
+        write_through(temporary / "manifest.json", sealed(manifest))
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
@@ -124,16 +123,11 @@ def load(path: Path, like: RunState) -> RunState:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's manifest."""
-    file = path / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_bytes())
-        if manifest["format"] > FORMAT:
-            newer = manifest["format"]
-            raise DamagedRun(f"{file}: format {newer} is from a newer fedbn; this reads {FORMAT}")
-        return {**manifest, "files": dict(manifest["files"]), "round": int(manifest["round"])}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedRun(f"{file}: missing or damaged") from error
+    """Read a checkpoint's manifest, which has a checksum of its own."""
+    manifest = unsealed(path / "manifest.json", FORMAT)
+    if place_of(path.parent, manifest["round"]) != path:
+        raise DamagedRun(f"{path}: another round's checkpoint (round {manifest['round']})")
+    return manifest
 
 
 def whole_round(folder: Path) -> int:

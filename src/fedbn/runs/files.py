@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedbn.errors import FedbnError
+from fedbn.errors import DamagedRun, FedbnError
 
 
 def write_atomically(path: Path, content: bytes, kind: type[FedbnError] = FedbnError) -> None:
@@ -49,6 +50,32 @@ def sync_folder(folder: Path) -> None:
 def to_json(value: Any) -> bytes:
     """Render JSON the same way every time."""
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def sealed(value: Mapping[str, Any]) -> bytes:
+    """Render JSON with a checksum of all the rest in it, as `sha256`."""
+    return to_json({**value, "sha256": hashlib.sha256(to_json(value)).hexdigest()})
+
+
+def unsealed(file: Path, format: int) -> dict[str, Any]:
+    """Read what `sealed` rendered; its key `format` is at most the one given.
+
+    Raises:
+        DamagedRun: The file is missing, is not to the last byte what was written, or is newer.
+    """
+    try:
+        content = file.read_bytes()
+        value = {key: part for key, part in json.loads(content).items() if key != "sha256"}
+        whole = content == sealed(value)
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise DamagedRun(f"{file}: missing or damaged") from error
+    if not whole:
+        raise DamagedRun(f"{file}: damaged (its sha256 is not its own)")
+    if value["format"] > format:
+        raise DamagedRun(
+            f"{file}: format {value['format']} is from a newer fedbn; this reads {format}"
+        )
+    return value
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,10 +104,16 @@ class RunFolder:
         """Read what the run was begun with; empty where it was not begun yet."""
         if not self.environment.is_file():
             return {}
+        from pydantic import TypeAdapter  # takes a fifth of a second, and a request needs none
+
+        from fedbn.runs.formats import Environment, read_as
+
         try:
-            return dict(json.loads(self.environment.read_bytes()))
-        except (ValueError, TypeError, OSError) as error:
-            raise DamagedRun(f"{self.environment}: damaged") from error
+            content = self.environment.read_bytes()
+        except OSError as error:
+            raise DamagedRun(f"{self.environment}: {error.strerror}") from error
+        found = read_as(TypeAdapter(Environment), content, str(self.environment))
+        return found.model_dump(mode="json", exclude_unset=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -133,5 +138,5 @@ def folder_name(text: str) -> str:
 def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise DamagedRun(f"{file}: damaged ({error})") from error

@@ -9,9 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedbn.core.rounds import Record
 from fedbn.errors import DamagedRun
 from fedbn.runs.files import explained, write_atomically
+from fedbn.runs.formats import Line, read_as
+
+RECORD = TypeAdapter(Line)
 
 
 def line(record: Record) -> str:
@@ -27,24 +32,29 @@ def append(file: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def keep_until(file: Path, round: int) -> None:
+def keep_until(file: Path, round: int, kind: TypeAdapter[Any] = RECORD) -> None:
     """Drop the records of later rounds, and a last line that a crash cut off.
+
+    Args:
+        file: The file; it need not be there.
+        round: The last round to keep.
+        kind: What a line holds.
 
     Raises:
         DamagedRun: Records of a round before are not there, though its checkpoint came after them.
     """
-    lines = list(_lines(file)) if file.exists() else []
-    missing = set(range(1, round + 1)) - {record["round"] for _, record in lines}
+    lines = list(_lines(file, kind)) if file.exists() else []
+    missing = set(range(1, round + 1)) - {record.round for _, record in lines}
     if missing:
         raise DamagedRun(f"{file}: the records of round {min(missing)} are missing")
     if file.exists():
-        kept = [text for text, record in lines if record["round"] <= round]
-        write_atomically(file, "".join(kept).encode())
+        kept = [text for text, record in lines if record.round <= round]
+        write_atomically(file, b"".join(kept))
 
 
 def read(file: Path) -> list[dict[str, Any]]:
     """Read all whole records of a file."""
-    return [record for _, record in _lines(file)] if file.exists() else []
+    return [vars(record) for _, record in _lines(file)] if file.exists() else []
 
 
 def read_from(file: Path, offset: int) -> bytes:
@@ -55,12 +65,7 @@ def read_from(file: Path, offset: int) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(file: Path, kind: TypeAdapter[Any] = RECORD) -> Iterator[tuple[bytes, Any]]:
     *lines, _cut_off = file.read_bytes().split(b"\n")
-    for number, each in enumerate(lines, 1):
-        try:
-            text = each.decode()
-            record = json.loads(text)
-            yield f"{text}\n", {**record, "round": int(record["round"])}
-        except (ValueError, TypeError, KeyError) as error:
-            raise DamagedRun(f"{file}, line {number}: not a record") from error
+    for number, text in enumerate(lines, 1):
+        yield text + b"\n", read_as(kind, text, f"{file}, line {number}")

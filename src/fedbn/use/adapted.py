@@ -13,7 +13,6 @@ one. A site belongs to one shared part: where the run has gone on since, it is r
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +28,10 @@ from fedbn.core.rounds import RunState
 from fedbn.core.state import Kind, State, entries
 from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError
 from fedbn.runs.checkpoints import verified
-from fedbn.runs.files import explained, to_json, write_atomically
+from fedbn.runs.files import explained, sealed, unsealed, write_atomically
 from fedbn.runs.folder import RunFolder, folder_name
 
-FORMAT = 1
+FORMAT = 2
 _OWN = (Kind.BN_AFFINE, Kind.BN_STATISTIC)
 
 
@@ -45,17 +44,7 @@ class AdaptedSite:
 
     def manifest(self) -> dict[str, Any]:
         """Read how the site was made."""
-        file = self.folder / "manifest.json"
-        try:
-            manifest = dict(json.loads(file.read_bytes()))
-            if manifest["format"] > FORMAT:
-                raise DamagedRun(
-                    f"{file}: format {manifest['format']} is from a newer fedbn; "
-                    f"this reads {FORMAT}"
-                )
-            return {**manifest, "files": dict(manifest["files"])}
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise DamagedRun(f"{file}: missing or damaged") from error
+        return unsealed(self.folder / "manifest.json", FORMAT)
 
     def read(self, state: RunState, like: Replica) -> State:
         """Read the site's own entries.
@@ -161,7 +150,7 @@ def write(place: Path, name: str, own: State, facts: Mapping[str, Any]) -> Adapt
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)
-    write_atomically(home / "manifest.json", to_json(manifest))
+    write_atomically(home / "manifest.json", sealed(manifest))
     for old in home.glob("local-*.safetensors"):
         if old != file:
             old.unlink()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from math import isfinite
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedbn.errors import ConfigError, FedbnError, unknown
+from fedbn.errors import ConfigError, DamagedRun, FedbnError, unknown
 from fedbn.results.report.contents import Exchange, Facts, RunContents
-from fedbn.runs import checkpoints
+from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.formats import read_as
 from fedbn.use.facts import changed, collect, reason
 from fedbn.use.opening import jobs_of, open_run
 
-_TEXTS = ("method", "setting", "client", "domain", "split", "metric")
 _LARGEST_HEADER = 100_000_000
 Job = tuple[str, str, int]
 
@@ -87,23 +87,13 @@ def _usable(file: Path, notes: list[str]) -> list[dict[str, Any]]:
         *lines, _cut_off = file.read_bytes().split(b"\n")
     except OSError:
         return []
-    found = [record for line in lines if (record := _record(line)) is not None]
+    found = []
+    for line in lines:
+        with suppress(DamagedRun):
+            found.append(vars(read_as(metrics.RECORD, line, str(file))))
     if bad := len(lines) - len(found):
         notes.append(f"{file}: {bad} of {len(lines)} lines are no records and were left out")
     return found
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-        texts = all(isinstance(record[key], str) for key in _TEXTS)
-        numbers = all(isinstance(record[key], int) for key in ("seed", "round"))
-        value = record["value"]
-        if not texts or not numbers or not isinstance(value, float | int | None):
-            return None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return {**record, "value": value if value is not None and isfinite(value) else None}
 
 
 def _unfinished(folder: RunFolder) -> list[str]:

@@ -28,7 +28,6 @@ from fedbn.runs.folder import RunFolder
 from fedbn.use import adapted
 from fedbn.use.trained import Trained
 
-_FORMAT = 1
 Notes = Callable[[str], None]
 
 
@@ -59,7 +58,7 @@ def jobs_of(path: str | Path, *, trust: str | Iterable[str] = ()) -> list[JobInf
             rounds_done=max((n for n, _ in checkpoints.rounds(folder.job(*key))), default=0),
             rounds=setting.experiment.training.total_rounds,
         )
-        for key, (_, setting) in named_jobs(_experiment(folder)).items()
+        for key, (_, setting) in named_jobs(held_experiment(folder)).items()
     ]
 
 
@@ -139,20 +138,11 @@ def job_of(path: str | Path, method: str, setting: str, seed: int) -> Job:
     return _job(RunFolder(path), method, seed, setting)
 
 
-def _experiment(folder: RunFolder) -> Experiment:
-    raw = folder.read_request()
-    if isinstance(raw.get("format"), int) and raw["format"] > _FORMAT:
-        raise DamagedRun(
-            f"{folder.config}: format {raw['format']} is from a newer fedbn; this reads {_FORMAT}"
-        )
-    return held_experiment(folder)
-
-
 def _job(
     folder: RunFolder, method: str | Method | None, seed: int | None, setting: str | None
 ) -> Job:
     """Make the job that is meant; of all methods of the run only its own is."""
-    experiment = _experiment(folder)
+    experiment = held_experiment(folder)
     if isinstance(method, Method):
         experiment = experiment.model_copy(update={"methods": ["fedavg"]})
         named = {(method.name, *key[1:]): job for key, job in named_jobs(experiment).items()}

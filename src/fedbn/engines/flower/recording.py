@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from safetensors.torch import save as to_bytes
 
 from fedbn.core.aggregators import Mean, Weighted
@@ -85,7 +86,7 @@ class Journal:
     def trim(self) -> None:
         """Drop numbers behind the checkpoint: they come again, the scores of its round too."""
         done = checkpoints.whole_round(self._place)
-        metrics.keep_until(self._costs, done)
+        metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
         metrics.keep_until(self._metrics, done)
         kept = [
             record
