@@ -27,7 +27,7 @@ ALLOWED = {
     "results": {"core", "errors", "markdown"},
     "methods": {"core", "errors", "registry"},
     "models": {"core", "errors"},
-    "data": {"core", "errors"},
+    "data": {"core", "errors", "registry"},
     "runs": {"core", "errors"},
     "engines": _PARTS,
     "tracking": {"errors", "registry", "runs"},

@@ -1,4 +1,6 @@
-"""The folder is the registry: a name is a file of a package, holding a function of that name.
+"""The folder is the registry: a name is a function that a public module of a package lists.
+
+A module lists its functions in `__all__`; one without it registers the function of its own name.
 
 A user's own method, model or data set is `module:callable`, imported from PYTHONPATH or, last, the
 current directory.
@@ -11,12 +13,14 @@ typed a name of it in the same process.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,8 +64,13 @@ def names(package: ModuleType) -> list[str]:
         >>> "fedbn" in names(fedbn.methods)
         True
     """
-    found = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return sorted(name for name in found if not name.startswith("_"))
+    return sorted(_homes(*package.__path__))
+
+
+def facts(package: ModuleType, name: str, table: str) -> Any:
+    """What a name's module says of it in a table by name; None where it says nothing."""
+    module = importlib.import_module(f"{package.__name__}.{_homes(*package.__path__)[name]}")
+    return getattr(module, table, {}).get(name)
 
 
 def find(package: ModuleType, name: str, what: str, held: Held | None = None) -> Callable[..., Any]:
@@ -75,15 +84,36 @@ def find(package: ModuleType, name: str, what: str, held: Held | None = None) ->
     """
     if ":" in name:
         return _own(name, what, held)
-    known = names(package)
+    homes = {n: f"{package.__name__}.{home}" for n, home in _homes(*package.__path__).items()}
     elsewhere: dict[str, str] = getattr(package, "ELSEWHERE", {})
-    if name not in (*known, *elsewhere):
-        raise ConfigError(unknown(what, name, [*known, "module:callable"]))
-    module = importlib.import_module(elsewhere.get(name, f"{package.__name__}.{name}"))
+    if name not in (*homes, *elsewhere):
+        raise ConfigError(unknown(what, name, [*sorted(homes), "module:callable"]))
+    module = importlib.import_module({**homes, **elsewhere}[name])
     found: Callable[..., Any] | None = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"{what} {name!r}: its file holds no function {name}")
     return found
+
+
+@cache
+def _homes(*folders: str) -> dict[str, str]:
+    """The module of each name; read without importing, because torch takes seconds."""
+    return {
+        name: module.name
+        for module in pkgutil.iter_modules(folders)
+        if not module.name.startswith("_")
+        for name in _listed(module) or [module.name]
+    }
+
+
+def _listed(module: pkgutil.ModuleInfo) -> list[str]:
+    spec = module.module_finder.find_spec(module.name, None)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def _own(name: str, what: str, held: Held | None) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache, partial
 
 import pytest
@@ -40,8 +39,7 @@ KEPT: dict[str, object] = {
 
 def example(name: str) -> tuple[int, tuple[int, ...]]:
     """Classes and input shape that a model is shown with."""
-    module = importlib.import_module(f"fedbn.models.{name}")
-    given = getattr(module, "EXAMPLE", {})
+    given = registry.facts(models, name, "EXAMPLE") or {}
     return given.get("classes", 10), given.get("input_shape", (3, 28, 28))
 
 

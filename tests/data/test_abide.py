@@ -81,7 +81,7 @@ def test_the_extra_region_is_dropped_by_name(tmp_path):
 
 def test_sites_in_the_papers_order_and_no_subject_in_both_parts(study):
     federation = abide()
-    assert INFO.is_there()
+    assert INFO["abide"].is_there()
     assert [client.name for client in federation.clients] == ["NYU", "USM", "UM", "UCLA"]
     assert federation.classes == ("control", "autism")
     assert federation.input_shape == (6,)  # four regions

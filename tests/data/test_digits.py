@@ -209,11 +209,11 @@ def test_mnist_m_is_made_from_mnist_and_photographs(prepared: Path, tmp_path: Pa
 
 def test_mnist_m_is_made_where_the_original_is_missing(prepared: Path):
     (prepared / "mnist_m.npz").unlink()
-    assert not INFO.is_there()
+    assert not INFO["digits"].is_there()
     with pytest.raises(DataError, match=r"no mnist_m: expected mnist_m\.npz.*data\.photographs"):
         digits(domains=["mnist_m"])
     photographs(prepared / "photographs")
-    assert INFO.is_there()
+    assert INFO["digits"].is_there()
     assert "made from MNIST" in digits(domains=["mnist_m"]).remarks[0]
 
 
@@ -266,7 +266,7 @@ def test_wrong_options_are_refused(prepared: Path, options: dict, message: str):
 
 
 def test_missing_files_are_named(data_folder: Path):
-    assert not INFO.is_there()
+    assert not INFO["digits"].is_there()
     with pytest.raises(
         DataError, match=r"digits: no svhn: expected svhn\.npz, or train_32x32\.mat"
     ):
@@ -274,7 +274,7 @@ def test_missing_files_are_named(data_folder: Path):
 
 
 def test_on_the_real_files(real_data: Path):
-    assert INFO.is_there()
+    assert INFO["digits"].is_there()
     federation = digits(domains=["svhn", "usps", "mnist_m", "mnist"], clients_per_domain=10)
     assert [len(client.train) for client in federation.clients] == [743] * 40
     assert len(federation.clients[10].tests["usps"]) == 1860

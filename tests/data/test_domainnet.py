@@ -26,7 +26,7 @@ def archive(data_folder: Path) -> Path:
 
 def test_six_clients_of_105_in_the_papers_order(archive):
     federation = domainnet(size=8)
-    assert INFO.is_there()
+    assert INFO["domainnet"].is_there()
     assert "".join(client.name[0] for client in federation.clients) == "cipqrs"
     assert federation.classes[3] == "ice_cream"
     for client in federation.clients:

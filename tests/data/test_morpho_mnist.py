@@ -133,7 +133,7 @@ def mnist(data_folder: Path) -> Path:
 def test_two_clients_are_made_from_mnist(mnist: Path):
     federation = morpho_mnist(train=12)
     check_federation(federation)
-    assert INFO.is_there()
+    assert INFO["morpho_mnist"].is_there()
     assert [client.name for client in federation.clients] == ["morpho-global", "morpho-local"]
     for client in federation.clients:
         assert client.train.x.shape == (12, 3, 28, 28)
@@ -145,7 +145,7 @@ def test_two_clients_are_made_from_mnist(mnist: Path):
 
 
 def test_without_mnist_the_files_are_named():
-    assert not INFO.is_there()
+    assert not INFO["morpho_mnist"].is_there()
     with pytest.raises(DataError, match=r"no mnist: expected mnist\.npz, or train-images"):
         morpho_mnist()
 

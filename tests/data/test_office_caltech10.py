@@ -51,7 +51,7 @@ def office(data_folder: Path) -> Path:
 
 def test_all_names_are_understood_and_62_are_kept(office):
     federation = office_caltech10(size=16)
-    assert INFO.is_there()
+    assert INFO["office_caltech10"].is_there()
     assert [client.name for client in federation.clients] == ["amazon", "caltech", "dslr", "webcam"]
     assert federation.classes == tuple(sorted(federation.classes))
     for client in federation.clients:
@@ -112,7 +112,7 @@ def test_too_few_pictures_and_missing_folders_are_named(office):
 
 
 def test_without_data_it_says_where_it_looked(data_folder):
-    assert not INFO.is_there()
+    assert not INFO["office_caltech10"].is_there()
     with pytest.raises(DataError, match=f"{data_folder}/office_caltech10: no such folder"):
         office_caltech10()
 

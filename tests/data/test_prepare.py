@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +22,9 @@ from raw_digits import (
     write_npz,
 )
 
-from fedbn.data import _downloads, _prepare
+import fedbn.data
+from fedbn import registry
+from fedbn.data import _downloads, _prepare, info_of
 from fedbn.data._downloads import Remote
 from fedbn.data._info import Info
 from fedbn.data._prepare import provide
@@ -129,7 +129,7 @@ def prepare(source: Path | None = None, name: str = "digits", **options: object)
     heard = Heard()
     if name == "digits":
         options = {"domains": ["mnist"], **options}
-    provide(name, options, source, heard)
+    provide(name, info_of(name), options, source, heard)
     return heard
 
 
@@ -245,25 +245,27 @@ def test_other_data_without_an_address(data_folder, name):
         DataError, match=f"{name} is missing: get .*http.*; put it in .*{name} .*FEDBN_DATA"
     ):
         prepare(name=name)
-    load = getattr(importlib.import_module(f"fedbn.data.{name}"), name)
+    load = registry.find(fedbn.data, name, "data set")
     with pytest.raises(DataError, match=f"data prepare {name}` says how .* FEDBN_DATA names"):
         load()
     with pytest.raises(DataError, match=r"no such folder; expected [^`]*$"):
         load(path="elsewhere")
 
 
-def test_a_data_set_that_recognises_no_files_takes_none_over(monkeypatch, tmp_path):
+def test_a_data_set_that_recognises_no_files_takes_none_over(data_folder, tmp_path):
     info = Info("own", "1 of 2", 2, "4", "by hand", "none", files=("own/*",))
-    monkeypatch.setitem(sys.modules, "fedbn.data.own", SimpleNamespace(INFO=info))
     with pytest.raises(ConfigError, match=r"data own takes no files over; put them in .*/own "):
-        prepare(tmp_path, name="own")
+        provide("own", info, {}, tmp_path, Heard())
     file = tmp_path / "a.txt"
     file.write_text("mine")
-    hook = SimpleNamespace(INFO=info, places=lambda folder: {folder / "a.txt": Path("own/a.txt")})
-    monkeypatch.setitem(sys.modules, "fedbn.data.own", hook)
-    assert prepare(tmp_path, name="own").told == [
-        "own: 1 new file(s) taken over, 0 were there already"
-    ]
+
+    class Own(Info):
+        def places(self, folder):
+            return {folder / "a.txt": Path("own/a.txt")}
+
+    heard = Heard()
+    provide("own", Own(**asdict(info)), {}, tmp_path, heard)
+    assert heard.told == ["own: 1 new file(s) taken over, 0 were there already"]
 
 
 def test_data_that_needs_no_files():

@@ -50,8 +50,6 @@ def inspect(
 
 
 def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
-    import sys
-
     import torch
 
     import fedbn.models
@@ -61,8 +59,8 @@ def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
     from fedbn.experiments.schema import ModelSection
     from fedbn.experiments.sources import model_builder
 
-    build = registry.find(fedbn.models, name, "model")
-    example = getattr(sys.modules[build.__module__], "EXAMPLE", {})
+    known = name in registry.names(fedbn.models)
+    example = (registry.facts(fedbn.models, name, "EXAMPLE") if known else None) or {}
     sizes = _shape(shape) if shape else example.get("input_shape", (3, 28, 28))
     count = classes or example.get("classes", 10)
     blank = Split(torch.zeros(()).expand(2, *sizes), torch.zeros(2, dtype=torch.int64))

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedbn.core.federation import Federation
 from fedbn.data._augment import FlipAndTurn
 from fedbn.data._files import check_distinct, shown, subfolders
+from fedbn.data._info import Info
 from fedbn.data._picking import checked_domains
 from fedbn.data._picture_sets import (
     Division,
@@ -109,6 +110,17 @@ class Benchmark:
     def _meant(self, folder: str) -> str:
         plain = plain_name(folder)
         return self.aliases.get(plain, plain)
+
+
+@dataclass(frozen=True)
+class PicturesInfo(Info):
+    """Facts about a benchmark of pictures."""
+
+    benchmark: Benchmark | None = None
+
+    def places(self, folder: Path) -> dict[Path, Path] | None:
+        """Recognise its pictures."""
+        return None if self.benchmark is None else self.benchmark.places(folder)
 
 
 def plain_name(folder: str) -> str:

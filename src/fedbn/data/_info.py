@@ -13,7 +13,7 @@ from fedbn.errors import DataError
 
 @dataclass(frozen=True)
 class Info:
-    """The facts about a data set; every data module has one as `INFO`.
+    """The facts about a data set; its module has one by its name in `INFO`.
 
     Attributes:
         title: One line for a person.
@@ -46,6 +46,10 @@ class Info:
         """Tell whether the files it needs are below the data root."""
         folder = root or data_root()
         return all(any(folder.glob(pattern)) for pattern in self.files)
+
+    def places(self, folder: Path) -> dict[Path, Path] | None:
+        """Where below the data root the files of a folder go; None where none are taken over."""
+        return None
 
 
 def data_root() -> Path:

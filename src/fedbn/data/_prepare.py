@@ -6,7 +6,6 @@ rest there is one line: what to get, from where, and where to put it.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from fedbn.data._cache import may_write
 from fedbn.data._digit_domains import DigitsInfo, digits_folder
 from fedbn.data._digit_files import DOMAINS, Source, describe_forms, find_source
-from fedbn.data._domains import Benchmark
 from fedbn.data._downloads import REMOTE, Listener, fetch
 from fedbn.data._files import shown
 from fedbn.data._imports import Places, digit_places, take_over
@@ -35,22 +33,14 @@ BY_HAND = {
 """What to get, and from where, where no checksum is published."""
 
 
-def info_of(name: str) -> Info:
-    """The facts about a registered data set."""
-    info: Info = importlib.import_module(f"fedbn.data.{name}").INFO
-    return info
-
-
-def benchmark_of(name: str) -> Benchmark | None:
-    """The folders and classes of a registered benchmark of pictures; None for other data sets."""
-    return getattr(importlib.import_module(f"fedbn.data.{name}"), "BENCHMARK", None)
-
-
-def provide(name: str, options: Mapping[str, Any], source: Path | None, listener: Listener) -> None:
+def provide(
+    name: str, info: Info, options: Mapping[str, Any], source: Path | None, listener: Listener
+) -> None:
     """Bring the files of a data set below the data root, as far as they are not there yet.
 
     Args:
         name: A registered data set.
+        info: The facts about it.
         options: Its options; of `digits`, only the `domains` asked for are needed.
         source: A folder to take files from; None to download.
         listener: Hears what is done.
@@ -58,13 +48,12 @@ def provide(name: str, options: Mapping[str, Any], source: Path | None, listener
     Raises:
         DataError: What is missing, from where to get it and where to put it.
     """
-    info = info_of(name)
     if source:
         _check_source(source, name, info)
     if isinstance(info, DigitsInfo):
         _provide_digits(_wanted(info, options), options, source, listener)
     elif source:
-        places = _places(name, source)
+        places = _places(name, info, source)
         _told(name, take_over(places, data_root()), len(places), listener)
     elif not info.is_there():
         text = BY_HAND.get(name, info.source)
@@ -74,15 +63,14 @@ def provide(name: str, options: Mapping[str, Any], source: Path | None, listener
         )
 
 
-def _places(name: str, source: Path) -> Places:
-    """Ask a data set which files of a folder are its own: the function `places` of its module."""
-    hook = getattr(importlib.import_module(f"fedbn.data.{name}"), "places", None)
-    if hook is None:
+def _places(name: str, info: Info, source: Path) -> Places:
+    """Ask a data set which files of a folder are its own."""
+    found = info.places(source)
+    if found is None:
         raise ConfigError(
             f"--from {shown(source)}: data {name} takes no files over; put them in "
             f"{data_root() / name} (FEDBN_DATA names the folder above)"
         )
-    found: Places = hook(source)
     return found
 
 

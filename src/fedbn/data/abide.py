@@ -29,15 +29,26 @@ from fedbn.data._info import Info, data_root
 from fedbn.data._picture_sets import check_folder, check_share
 from fedbn.errors import ConfigError, DataError
 
-INFO = Info(
-    title="ABIDE I: autism or not, from resting-state scans of four hospitals",
-    clients="4 of 172, 67, 86 and 64 subjects",
-    classes=2,
-    shape="5995",
-    source="ABIDE preprocessed, CPAC filt_noglobal rois_ho; copies by hand",
-    licence="unrestricted non-commercial research",
-    files=("abide/**/*_rois_ho.1D", "abide/**/Phenotypic*.csv"),
-)
+
+class _AbideInfo(Info):
+    def places(self, folder: Path) -> dict[Path, Path]:
+        """Recognise the series of the four sites and the phenotype table, at any depth."""
+        files = [file for subjects in find_subjects(folder).values() for file, _ in subjects]
+        files.append(phenotype_table(folder))
+        return {file: Path("abide", file.relative_to(folder)) for file in files}
+
+
+INFO = {
+    "abide": _AbideInfo(
+        title="ABIDE I: autism or not, from resting-state scans of four hospitals",
+        clients="4 of 172, 67, 86 and 64 subjects",
+        classes=2,
+        shape="5995",
+        source="ABIDE preprocessed, CPAC filt_noglobal rois_ho; copies by hand",
+        licence="unrestricted non-commercial research",
+        files=("abide/**/*_rois_ho.1D", "abide/**/Phenotypic*.csv"),
+    )
+}
 
 SITES = {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"}
 """The clients in the paper's order, and what the phenotype table calls them."""
@@ -114,13 +125,6 @@ def phenotype_table(folder: Path) -> Path:
     if not tables:
         raise DataError(f"{shown(folder)}: no Phenotypic*.csv, the table of labels")
     return tables[0]
-
-
-def places(folder: Path) -> dict[Path, Path]:
-    """Recognise the series of the four sites and the phenotype table, at any depth."""
-    files = [file for subjects in find_subjects(folder).values() for file, _ in subjects]
-    files.append(phenotype_table(folder))
-    return {file: Path("abide", file.relative_to(folder)) for file in files}
 
 
 def _phenotypes(folder: Path) -> dict[str, tuple[str, str]]:

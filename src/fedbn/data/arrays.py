@@ -19,14 +19,16 @@ from fedbn.data._files import check_distinct, check_regular, shown
 from fedbn.data._info import Info
 from fedbn.errors import ConfigError, DataError
 
-INFO = Info(
-    title="Your own arrays: a folder with one NAME.npz a client",
-    clients="one a file",
-    classes=0,
-    shape="any",
-    source="data.path",
-    licence="yours",
-)
+INFO = {
+    "arrays": Info(
+        title="Your own arrays: a folder with one NAME.npz a client",
+        clients="one a file",
+        classes=0,
+        shape="any",
+        source="data.path",
+        licence="yours",
+    )
+}
 
 _MOST_CLASSES = 100_000
 _PARTS = {"x": ("x", "images"), "y": ("y", "labels")}

@@ -36,15 +36,17 @@ PERCENTS = (1, 5, 10, 20, 40, 60, 100)
 _PARTS = 10
 
 
-INFO = DigitsInfo(
-    title="Digits-Five: SVHN, USPS, SynthDigits, MNIST-M, MNIST",
-    clients="5 of 743",
-    classes=10,
-    shape="3×28×28",
-    source="download: MNIST, SVHN, USPS; by hand, or made here: MNIST-M, SynthDigits",
-    licence="MNIST CC BY-SA 3.0; SVHN non-commercial; USPS, MNIST-M, SynthDigits state none",
-    files=("digits/*",),
-)
+INFO = {
+    "digits": DigitsInfo(
+        title="Digits-Five: SVHN, USPS, SynthDigits, MNIST-M, MNIST",
+        clients="5 of 743",
+        classes=10,
+        shape="3×28×28",
+        source="download: MNIST, SVHN, USPS; by hand, or made here: MNIST-M, SynthDigits",
+        licence="MNIST CC BY-SA 3.0; SVHN non-commercial; USPS, MNIST-M, SynthDigits state none",
+        files=("digits/*",),
+    )
+}
 
 
 def digits(

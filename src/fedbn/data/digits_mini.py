@@ -30,14 +30,16 @@ from fedbn.data._dealing import check_shares, checked_sizes, tenths, thinned
 from fedbn.data._info import Info
 from fedbn.data._picking import checked_domains
 
-INFO = Info(
-    title="Five renderings of scikit-learn's handwritten digits",
-    clients="5 of 215",
-    classes=10,
-    shape="3×28×28",
-    source="inside scikit-learn; no download",
-    licence="BSD-3-Clause (scikit-learn), photographs CC BY",
-)
+INFO = {
+    "digits_mini": Info(
+        title="Five renderings of scikit-learn's handwritten digits",
+        clients="5 of 215",
+        classes=10,
+        shape="3×28×28",
+        source="inside scikit-learn; no download",
+        licence="BSD-3-Clause (scikit-learn), photographs CC BY",
+    )
+}
 
 Images = NDArray[np.float32]
 _SEED = 2021

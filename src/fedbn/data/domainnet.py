@@ -12,8 +12,8 @@ from typing import Literal
 
 from fedbn.core.federation import Federation
 from fedbn.data._augment import FlipAndTurn
-from fedbn.data._domains import Benchmark
-from fedbn.data._info import Info, data_root
+from fedbn.data._domains import Benchmark, PicturesInfo
+from fedbn.data._info import data_root
 from fedbn.data._picture_sets import Division
 
 BENCHMARK = Benchmark(
@@ -34,17 +34,19 @@ BENCHMARK = Benchmark(
     aliases={"wineglass": "wine_glass", "icecream": "ice_cream", "head_phones": "headphones"},
 )
 
-INFO = Info(
-    title="DomainNet, ten classes: clip art, infographics, paintings, doodles, photos, sketches",
-    clients="6 of 105",
-    classes=10,
-    shape="3×256×256",
-    source="Peng et al. 2019; the archives of its six domains, by hand",
-    licence="its owners claim fair use: research and teaching, not for profit",
-    files=tuple(f"domainnet/{domain}/*" for domain in BENCHMARK.domains),
-)
-
-places = BENCHMARK.places
+INFO = {
+    "domainnet": PicturesInfo(
+        title="DomainNet, ten classes: clip art, infographics, paintings, doodles, photos, "
+        "sketches",
+        clients="6 of 105",
+        classes=10,
+        shape="3×256×256",
+        source="Peng et al. 2019; the archives of its six domains, by hand",
+        licence="its owners claim fair use: research and teaching, not for profit",
+        files=tuple(f"domainnet/{domain}/*" for domain in BENCHMARK.domains),
+        benchmark=BENCHMARK,
+    )
+}
 
 
 def domainnet(

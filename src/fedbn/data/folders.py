@@ -30,14 +30,16 @@ from fedbn.errors import ConfigError, DataError
 
 LAYOUT = "PATH/SITE/CLASS/*.png|jpg|... (train/ and test/ below SITE if you like)"
 
-INFO = Info(
-    title="Your own pictures: SITE/CLASS/*.png, *.jpg, ...",
-    clients="one a folder",
-    classes=0,
-    shape="3×size×size",
-    source="data.path",
-    licence="yours",
-)
+INFO = {
+    "folders": Info(
+        title="Your own pictures: SITE/CLASS/*.png, *.jpg, ...",
+        clients="one a folder",
+        classes=0,
+        shape="3×size×size",
+        source="data.path",
+        licence="yours",
+    )
+}
 
 _PARTS = ("train", "test", "valid")
 

@@ -18,14 +18,16 @@ from fedbn.core.randomness import generator
 from fedbn.data._info import Info
 from fedbn.errors import ConfigError
 
-INFO = Info(
-    title="Two clients of Gaussians that differ in covariance",
-    clients="2 of 200",
-    classes=2,
-    shape="10",
-    source="drawn here; no download",
-    licence="yours",
-)
+INFO = {
+    "gaussians": Info(
+        title="Two clients of Gaussians that differ in covariance",
+        clients="2 of 200",
+        classes=2,
+        shape="10",
+        source="drawn here; no download",
+        licence="yours",
+    )
+}
 
 
 def gaussians(

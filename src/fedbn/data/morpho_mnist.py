@@ -22,18 +22,20 @@ from fedbn.data._digit_parts import colour28, prepared
 from fedbn.data._morphology import Change, Strength, changed, fracture, swell, thicken, thin
 from fedbn.errors import ConfigError
 
-INFO = DigitsInfo(
-    title="Morpho-MNIST: digits thinned and thickened, swollen and broken",
-    clients="2 of 743",
-    classes=10,
-    shape="3×28×28",
-    source="made here from MNIST in FEDBN_DATA/digits",
-    licence="as MNIST: CC BY-SA 3.0",
-    files=("digits/*",),
-    module="skimage",
-    extra="morpho",
-    domains=("mnist",),
-)
+INFO = {
+    "morpho_mnist": DigitsInfo(
+        title="Morpho-MNIST: digits thinned and thickened, swollen and broken",
+        clients="2 of 743",
+        classes=10,
+        shape="3×28×28",
+        source="made here from MNIST in FEDBN_DATA/digits",
+        licence="as MNIST: CC BY-SA 3.0",
+        files=("digits/*",),
+        module="skimage",
+        extra="morpho",
+        domains=("mnist",),
+    )
+}
 
 CHANGES: dict[str, tuple[Change, Change]] = {
     "morpho-global": (thin, thicken),

@@ -12,24 +12,9 @@ from typing import Literal
 
 from fedbn.core.federation import Federation
 from fedbn.data._augment import FlipAndTurn
-from fedbn.data._domains import Benchmark
-from fedbn.data._info import Info, data_root
+from fedbn.data._domains import Benchmark, PicturesInfo
+from fedbn.data._info import data_root
 from fedbn.data._picture_sets import Division
-
-INFO = Info(
-    title="Office-Caltech10: things photographed by a shop, a web camera, an SLR and many people",
-    clients="4 of 62",
-    classes=10,
-    shape="3×256×256",
-    source="Gong et al. 2012, from Office-31 and Caltech-256; copies by hand",
-    licence="none stated; research use",
-    files=(
-        "office_caltech10/[aA]mazon*/*",
-        "office_caltech10/[cC]altech*/*",
-        "office_caltech10/[dD][sS][lL][rR]*/*",
-        "office_caltech10/[wW]ebcam*/*",
-    ),
-)
 
 BENCHMARK = Benchmark(
     name="office_caltech10",
@@ -62,7 +47,24 @@ BENCHMARK = Benchmark(
     },
 )
 
-places = BENCHMARK.places
+INFO = {
+    "office_caltech10": PicturesInfo(
+        title="Office-Caltech10: things photographed by a shop, a web camera, an SLR and many "
+        "people",
+        clients="4 of 62",
+        classes=10,
+        shape="3×256×256",
+        source="Gong et al. 2012, from Office-31 and Caltech-256; copies by hand",
+        licence="none stated; research use",
+        files=(
+            "office_caltech10/[aA]mazon*/*",
+            "office_caltech10/[cC]altech*/*",
+            "office_caltech10/[dD][sS][lL][rR]*/*",
+            "office_caltech10/[wW]ebcam*/*",
+        ),
+        benchmark=BENCHMARK,
+    )
+}
 
 
 def office_caltech10(

@@ -21,14 +21,16 @@ from fedbn.data._info import Info
 from fedbn.data._render import Look, render
 from fedbn.errors import ConfigError
 
-INFO = Info(
-    title="Coloured digits rendered from fonts, like SynthDigits",
-    clients="1 of 7438",
-    classes=10,
-    shape="3×28×28",
-    source="rendered here from the fonts inside matplotlib; no download",
-    licence="the images are yours; the fonts' own licences hold for the fonts",
-)
+INFO = {
+    "synth_digits": Info(
+        title="Coloured digits rendered from fonts, like SynthDigits",
+        clients="1 of 7438",
+        classes=10,
+        shape="3×28×28",
+        source="rendered here from the fonts inside matplotlib; no download",
+        licence="the images are yours; the fonts' own licences hold for the fonts",
+    )
+}
 
 _VERSION = 1
 

@@ -24,14 +24,16 @@ from fedbn.data._table_labels import class_names, repeated_ids
 from fedbn.data._table_sites import LAYOUT, read_sites
 from fedbn.errors import ConfigError
 
-INFO = Info(
-    title="Your own tables: one CSV or Parquet file a site, or one file with a site column",
-    clients="one a file, or one a value of data.site",
-    classes=0,
-    shape="features",
-    source="data.path",
-    licence="yours",
-)
+INFO = {
+    "tables": Info(
+        title="Your own tables: one CSV or Parquet file a site, or one file with a site column",
+        clients="one a file, or one a value of data.site",
+        classes=0,
+        shape="features",
+        source="data.path",
+        licence="yours",
+    )
+}
 
 
 def tables(

@@ -7,7 +7,7 @@ from torch import nn
 from fedbn.models.mlp import mlp
 
 # What `fedbn inspect` builds it for, when told nothing else.
-EXAMPLE = {"input_shape": (5995,), "classes": 2}
+EXAMPLE = {"abide_net": {"input_shape": (5995,), "classes": 2}}
 
 
 def abide_net(classes: int, input_shape: tuple[int, ...]) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 # What `fedbn inspect` builds it for, when told nothing else.
-EXAMPLE = {"input_shape": (3, 256, 256), "classes": 10}
+EXAMPLE = {"alexnet": {"input_shape": (3, 256, 256), "classes": 10}}
 
 
 def alexnet(classes: int, input_shape: tuple[int, ...]) -> nn.Module:

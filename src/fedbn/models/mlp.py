@@ -9,7 +9,7 @@ from math import prod
 from torch import nn
 
 # What `fedbn inspect` builds it for, when told nothing else.
-EXAMPLE = {"input_shape": (30,), "classes": 2}
+EXAMPLE = {"mlp": {"input_shape": (30,), "classes": 2}}
 
 
 def mlp(classes: int, input_shape: tuple[int, ...], hidden: Sequence[int] = (64, 32)) -> nn.Module:

@@ -16,7 +16,7 @@ from fedbn.errors import ConfigError, unknown
 Start = Literal["hidden", "all"]
 
 # What `fedbn inspect` builds it for, when told nothing else.
-EXAMPLE = {"input_shape": (10,), "classes": 2}
+EXAMPLE = {"two_layer": {"input_shape": (10,), "classes": 2}}
 
 
 def two_layer(

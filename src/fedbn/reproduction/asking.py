@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import fedbn.data
+from fedbn import registry
 from fedbn.data._digit_domains import digits_folder
 from fedbn.data._digit_files import DOMAINS, find_source
 from fedbn.errors import ConfigError
@@ -85,11 +86,9 @@ def missing(raw: Mapping[str, Any]) -> list[str]:
 
 def is_there(name: str) -> bool:
     """Tell whether a registered data set's files are there; a user's own is taken to be."""
-    try:
-        module = importlib.import_module(f"fedbn.data.{name}")
-    except ImportError:
+    if name not in registry.names(fedbn.data):
         return True  # a user's own, or a name that is refused where it is used
-    return bool(module.INFO.is_there())
+    return fedbn.data.info_of(name).is_there()
 
 
 def originals_are_there() -> bool:

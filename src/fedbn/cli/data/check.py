@@ -93,17 +93,18 @@ def _own(section: DataSection) -> list[Finding]:
 
 def _registered(section: DataSection) -> list[Finding]:
     """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
+    from fedbn.data import info_of
     from fedbn.data._check import examine_files
+    from fedbn.data._domains import PicturesInfo
     from fedbn.data._info import data_root
-    from fedbn.data._prepare import benchmark_of
     from fedbn.experiments.sources import data_name
 
     found = _read(section)
     name, _ = data_name(section)
-    benchmark = None if ":" in name else benchmark_of(name)
-    if benchmark is None:
+    info = None if ":" in name else info_of(name)
+    if not isinstance(info, PicturesInfo) or info.benchmark is None:
         return found
-    files = examine_files(benchmark, Path(section.path or data_root() / name))
+    files = examine_files(info.benchmark, Path(section.path or data_root() / name))
     if _stopped(files) and _stopped(found):
         return files
     # Pictures that no client takes stop nobody.

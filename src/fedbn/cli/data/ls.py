@@ -37,13 +37,13 @@ def ls(
 def _found() -> list[dict[str, Any]]:
     import fedbn.data
     from fedbn import registry
-    from fedbn.data._prepare import info_of
+    from fedbn.data import info_of
 
     infos = {name: info_of(name) for name in registry.names(fedbn.data)}
     return [
         {
             "name": name,
-            **asdict(info),
+            **{key: value for key, value in asdict(info).items() if key != "benchmark"},
             "here": info.is_there() and info.is_installed(),
             "installed": info.is_installed(),
         }

@@ -46,6 +46,7 @@ def prepare(
     Where nothing can be downloaded, a line says what to get and where to put it.
     """
     from fedbn.cli.data._downloading import make_listener
+    from fedbn.data import info_of
     from fedbn.data._prepare import provide
     from fedbn.experiments.sources import load_federation
 
@@ -53,7 +54,7 @@ def prepare(
     section = section_of(name, set_)
     begun = time.monotonic()
     if ":" not in name:
-        provide(name, section.options, source, make_listener())
+        provide(name, info_of(name), section.options, source, make_listener())
     got = time.monotonic()
     federation = load_federation(section)
     _print(federation, got - begun, time.monotonic() - got)
@@ -62,7 +63,7 @@ def prepare(
 def _refuse_own(name: str) -> None:
     import fedbn.data
     from fedbn import registry
-    from fedbn.data._prepare import info_of
+    from fedbn.data import info_of
     from fedbn.errors import ConfigError, unknown
 
     def needs_a_path(known: str) -> bool:
