@@ -27,7 +27,7 @@ def test_without_the_digits_what_is_embedded_and_rendered_is_asked_for(tmp_path:
 
 
 def test_the_picture_says_what_it_does_not_show(tmp_path: Path):
-    outcome = data_view.reproduce(request("data-view", tmp_path / "out", *MINI))
+    outcome = data_view.data_view(request("data-view", tmp_path / "out", *MINI))
     names = [figure.name for figure in outcome.figures]
     assert names == ["data-view-digits_mini.svg", "data-view-digits_mini.png"]
     drawn = outcome.figures[0].read_text(encoding="utf-8")
@@ -50,4 +50,4 @@ def test_the_picture_says_what_it_does_not_show(tmp_path: Path):
 def test_a_wrong_option_is_named(setting: str, text: str, tmp_path: Path):
     asked = (MINI[0], f"reproduce.options.{setting}")
     with pytest.raises(ConfigError, match=text):
-        data_view.reproduce(request("data-view", tmp_path / "out", *asked))
+        data_view.data_view(request("data-view", tmp_path / "out", *asked))

@@ -36,7 +36,7 @@ def test_catching_up_is_counted_in_steps():
 
 def test_a_short_run_is_tabulated_and_drawn(tmp_path: Path):
     made = request("synthetic", tmp_path, *TINY)
-    outcome = synthetic.reproduce(made)
+    outcome = synthetic.synthetic(made)
     found = numbers(outcome.tables[0])
     assert list(found) == [
         (f"lr 0.1, start {start}", method)
@@ -55,4 +55,4 @@ def test_a_short_run_is_tabulated_and_drawn(tmp_path: Path):
 def test_both_methods_are_needed(tmp_path: Path):
     made = request("synthetic", tmp_path, *TINY, "methods=['fedbn']", "seeds=[0]")
     with pytest.raises(ConfigError, match="lacks fedavg or fedbn"):
-        synthetic.reproduce(made)
+        synthetic.synthetic(made)

@@ -60,7 +60,7 @@ def trained(asked, method: str) -> Trained:
 
 
 def test_the_tables_have_every_state_and_the_papers_choice_of_them(asked):
-    outcome = unseen_domain.reproduce(asked)
+    outcome = unseen_domain.unseen_domain(asked)
     papers, states = map(numbers, outcome.tables)
     assert set(papers) == {("fedbn",), ("fedavg",)}
     assert papers["fedbn",] == states["own statistics", "fedbn"]
@@ -76,10 +76,10 @@ def test_the_tables_have_every_state_and_the_papers_choice_of_them(asked):
 
 
 def test_a_second_time_nothing_is_trained(asked):
-    first = unseen_domain.reproduce(asked)
+    first = unseen_domain.unseen_domain(asked)
     files = {f: f.stat().st_mtime_ns for f in asked.folder.rglob("*.safetensors")}
     assert files
-    assert unseen_domain.reproduce(asked) == first
+    assert unseen_domain.unseen_domain(asked) == first
     assert {f: f.stat().st_mtime_ns for f in asked.folder.rglob("*.safetensors")} == files
 
 
@@ -126,4 +126,6 @@ def test_a_join_that_was_cut_off_goes_on_to_the_same_end(asked, tmp_path: Path):
 )
 def test_a_wrong_option_is_named(setting: str, text: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=text):
-        unseen_domain.reproduce(request("unseen-domain", tmp_path, f"reproduce.options.{setting}"))
+        unseen_domain.unseen_domain(
+            request("unseen-domain", tmp_path, f"reproduce.options.{setting}")
+        )

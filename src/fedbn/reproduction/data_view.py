@@ -16,7 +16,7 @@ from fedbn.results.data_figure import draw_data
 DEFAULTS: dict[str, Any] = {"samples": 100, "examples": 10, "also": []}
 
 
-def reproduce(request: Request) -> Outcome:
+def data_view(request: Request) -> Outcome:
     """Draw every data set that is asked for, and tabulate the domains' distances."""
     options = _options(request.options)
     sections = [

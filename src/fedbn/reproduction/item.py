@@ -1,4 +1,4 @@
-"""What an item of the paper is asked for and gives back: `reproduce(request) -> Outcome`."""
+"""What an item of the paper is asked for and gives back: a function `(request) -> Outcome`."""
 
 from __future__ import annotations
 

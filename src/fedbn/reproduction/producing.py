@@ -6,7 +6,7 @@ import importlib
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +21,14 @@ from fedbn.reproduction.item import Outcome, Request
 from fedbn.runs.files import explained, to_json, write_atomically
 
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
-ITEMS = ("data_view", "synthetic", "toy_surface", "trained", "unseen_domain")
+ITEMS = {
+    "data_view": "fedbn.reproduction.data_view",
+    "synthetic": "fedbn.reproduction.synthetic",
+    "toy_surface": "fedbn.reproduction.toy_surface",
+    "trained": "fedbn.reproduction.trained",
+    "unseen_domain": "fedbn.reproduction.unseen_domain",
+}
+"""The items that `reproduce.by` can name, each a function of its module."""
 
 
 def produce(entry: Entry, request: Request, command: str) -> Outcome:
@@ -38,7 +45,7 @@ def produce(entry: Entry, request: Request, command: str) -> Outcome:
     outcome: Outcome | None = None
     try:
         with explained(request.folder):
-            outcome = _module(entry).reproduce(request)
+            outcome = _item(entry)(request)
     finally:
         spent = before if finished else before + time.monotonic() - begun
         if outcome or any(request.folder.iterdir()):
@@ -59,10 +66,13 @@ def _remove(made: list[Path]) -> None:
             path.rmdir()
 
 
-def _module(entry: Entry) -> Any:
+def _item(entry: Entry) -> Callable[[Request], Outcome]:
     if entry.by not in ITEMS:
         raise ConfigError(f"{entry.file}: reproduce.by: {unknown('item', entry.by, ITEMS)}")
-    return importlib.import_module(f"fedbn.reproduction.{entry.by}")
+    found: Callable[[Request], Outcome] = getattr(
+        importlib.import_module(ITEMS[entry.by]), entry.by
+    )
+    return found
 
 
 def _write_tables(request: Request, outcome: Outcome) -> None:

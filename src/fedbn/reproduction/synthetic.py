@@ -28,7 +28,7 @@ _SAME = 0.01
 """A loss that is smaller by less than this part is called the same."""
 
 
-def reproduce(request: Request) -> Outcome:
+def synthetic(request: Request) -> Outcome:
     """Train, tabulate and draw."""
     raw = {key: value for key, value in request.experiment.items() if key != "reproduce"}
     study = studied(request, request.train(raw, Path("run")))

@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
 _CLIENTS = 2
 
 
-def reproduce(request: Request) -> Outcome:
+def toy_surface(request: Request) -> Outcome:
     """Compute and draw the toy example."""
     options = _options(request.options)
     if not request.changes:  # quick is no other than the paper's scale

@@ -11,7 +11,7 @@ from fedbn.reproduction.item import Outcome, Request
 from fedbn.reproduction.study import Study, studied
 
 
-def reproduce(request: Request) -> Outcome:
+def trained(request: Request) -> Outcome:
     """Train what the experiment says, and show it as its table `[reproduce]` says."""
     raw = {key: value for key, value in request.experiment.items() if key != "reproduce"}
     records = request.train(raw, Path("run"))

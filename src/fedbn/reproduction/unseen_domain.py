@@ -46,7 +46,7 @@ Scores = dict[tuple[str, str], dict[str, list[float]]]
 """By state and method: accuracies in per cent of each new client, one a seed."""
 
 
-def reproduce(request: Request) -> Outcome:
+def unseen_domain(request: Request) -> Outcome:
     """Train the federation, then bring the new clients."""
     options = options_of(request.options, DEFAULTS, counts=("join_rounds",))
     newcomers = _newcomers(options["new"])
