@@ -36,12 +36,9 @@ def facts_by_setting(federations: Mapping[str, Federation]) -> dict[str, Any]:
     return {setting: facts_of(federation) for setting, federation in federations.items()}
 
 
-def facts_for(recorded: Any, setting: str) -> dict[str, Any] | None:
+def facts_for(recorded: Mapping[str, dict[str, Any]], setting: str) -> dict[str, Any] | None:
     """Find the facts of a setting; None in a run that recorded none."""
-    if not isinstance(recorded, Mapping):
-        return None
-    found = recorded.get(setting, recorded.get(_EVERY))
-    return dict(found) if isinstance(found, Mapping) else None
+    return recorded.get(setting, recorded.get(_EVERY))
 
 
 def sketch(facts: Mapping[str, Any]) -> Federation:

@@ -97,7 +97,7 @@ def open_run(
     _check_local(folder.job(*job.key))
     own = _maker(job, model)
     given = None if data is None else federation_of(data)
-    facts = facts_for(folder.read_environment().get("inputs"), job.setting.name)
+    facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
     loader = _Loader(folder, job.setting.experiment, given, notes)
     known = sketch(facts) if facts else loader()
     plan = Planner(known, own).plan(_without_data(job))
