@@ -17,6 +17,7 @@ from commanding import Processes, bits, call, children, end, newest, running, un
 GATE = """
 import os, threading, time
 from pathlib import Path
+import torch
 from torch import nn
 
 HERE = Path(__file__).parent
@@ -25,7 +26,7 @@ steps = 0
 class Gate(nn.Module):
     def forward(self, x):
         global steps
-        if self.training and len(x) > 2:
+        if self.training and torch.is_grad_enabled():  # no probe
             steps += 1
             if steps == 3 and (HERE / "shut").exists():  # the first step of round 2, of two clients
                 (HERE / f"waiting-{os.getpid()}").touch()
