@@ -22,7 +22,6 @@ from fedbn.core.foreign import held_exits
 from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.events import Event, Key
-from fedbn.experiments.jobs import execute
 from fedbn.experiments.loading import held_experiment
 from fedbn.experiments.plans import Planner
 from fedbn.experiments.settings import Job, jobs
@@ -58,6 +57,8 @@ def main(path: str, trust: Sequence[str]) -> None:
         path: The run folder.
         trust: The modules that the parent trusts; what the folder says of that does not count.
     """
+    from fedbn.experiments.jobs import execute
+
     registry.trust(trust)
     if "FEDBN_DEBUG" in os.environ:
         logging.basicConfig(level=logging.DEBUG)

@@ -31,7 +31,9 @@ def alexnet(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
     )
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> list[nn.Module]:
+def _conv(
+    inputs: int, outputs: int, kernel: int = 5, stride: int = 1, padding: int = 2
+) -> list[nn.Module]:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
     return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
 

@@ -25,8 +25,11 @@ def digit_cnn(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
     )
 
 
-def _conv(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, 5, 1, 2), nn.BatchNorm2d(outputs), nn.ReLU()]
+def _conv(
+    inputs: int, outputs: int, kernel: int = 5, stride: int = 1, padding: int = 2
+) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+    return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
 def _dense(inputs: int, outputs: int) -> list[nn.Module]:

@@ -77,12 +77,12 @@ def _item(entry: Entry) -> Callable[[Request], Outcome]:
 
 def _write_tables(request: Request, outcome: Outcome) -> None:
     for table in outcome.tables:
-        for suffix, text in (
+        for suffix, content in (
             ("csv", writing.to_csv(table)),
             ("md", writing.to_markdown(table)),
             ("tex", writing.to_latex(table)),
         ):
-            write_atomically(request.folder / f"{table.name}.{suffix}", text.encode())
+            write_atomically(request.folder / f"{table.name}.{suffix}", content.encode())
 
 
 def _facts(

@@ -7,21 +7,17 @@ about least eigenvalues.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbn.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, TypeAlias
-
-    from numpy.typing import NDArray
-
-    Array: TypeAlias = Tensor | NDArray[Any] | Sequence[Sequence[float]] | Sequence[float]
+Array = Tensor | NDArray[Any] | Sequence[Sequence[float]] | Sequence[float]
 
 
 @dataclass(frozen=True)

@@ -107,14 +107,14 @@ class _Asked:
         self._activated = _activations(grid)
 
     def send(self, letters: Mapping[str, Letter]) -> None:
-        messages = [
+        outgoing = [
             Message(letter.content, letter.node, letter.kind, ttl=self._ttl, group_id=self._group)
             for letter in letters.values()
         ]
-        if not messages:
+        if not outgoing:
             return
         for (site, letter), number in zip(
-            letters.items(), self._grid.push_messages(messages), strict=True
+            letters.items(), self._grid.push_messages(outgoing), strict=True
         ):
             if number:
                 self.ids[number] = site
