@@ -19,19 +19,15 @@ from torch import nn
 
 from benchmarks.baseline import Apart
 from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
-from fedbn.core.aggregators import Mean, Weighted
+from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.engine import cores, make_crew
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.plan import Plan
+from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import RunState, initial_state, run_round
-from fedbn.core.training import Training
-from fedbn.engines.crews import cores, make_crew
-from fedbn.engines.memory import keep_freed_memory
 from fedbn.errors import unknown
-from fedbn.methods.fedbn import fedbn
-from fedbn.models.abide_net import abide_net
-from fedbn.models.alexnet import alexnet
-from fedbn.models.digit_cnn import digit_cnn
-from fedbn.models.mlp import mlp
+from fedbn.fast.memory import keep_freed_memory
+from fedbn.methods.paper import fedbn
+from fedbn.models.networks import abide_net, alexnet, digit_cnn, mlp
 
 _PASSES = 3
 _ROUND_GFLOP = 1037  # five clients of 743 images, the digit CNN, forward and backward
@@ -137,8 +133,8 @@ def _sweep_seconds(folder: Path, count: int, rounds: int = 4) -> float:
     Runs are side by side, so a run-round takes a share of what lies between two rounds of a run.
     What a run needs to begin is in the row of the first round.
     """
-    from fedbn.experiments.loading import checked
-    from fedbn.experiments.plans import Planner
+    from fedbn.experiments.configuration import checked
+    from fedbn.experiments.planner import Planner
     from fedbn.experiments.runner import prepare, start
     from fedbn.runs.folder import RunFolder
 

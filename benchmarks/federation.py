@@ -16,14 +16,13 @@ from safetensors.torch import load
 
 from fedbn.core.plan import Plan
 from fedbn.core.state import entries
-from fedbn.engines.flower import demo, serving
-from fedbn.engines.flower.control import grid_of, set_environment
-from fedbn.engines.flower.cost import RoundCost
-from fedbn.engines.flower.folder import FederationFolder
-from fedbn.engines.flower.post import Limits
-from fedbn.engines.flower.quick import quicken
-from fedbn.engines.flower.server_app import Service, serve
-from fedbn.experiments.loading import checked
+from fedbn.experiments.configuration import checked
+from fedbn.flower import server_app
+from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.internals_node import quicken
+from fedbn.flower.internals_server import grid_of, set_environment
+from fedbn.flower.messaging import Limits, RoundCost
+from fedbn.flower.server_app import Service, serve
 
 METHODS = ("fedbn", "silobn", "fedavg", "fedprox", "singleset")
 TITLES = (
@@ -89,23 +88,23 @@ def row(folder: FederationFolder, method: str) -> str:
     """Run one method and say what its rounds cost; the first one makes models and is left out."""
     raw = {**RAW, "methods": [method]}
     costs: list[tuple[Plan, RoundCost]] = []
-    place = serving.run_folder(folder, method)
+    place = server_app.run_folder(folder, method)
     service = Service(
         folder.read().id,
-        lambda: serving.expected_sites(folder, None),
+        lambda: server_app.expected_sites(folder, None),
         place,
         costs=lambda plan, cost: costs.append((plan, cost)),
         limits=Limits(wait=120, round=300),
     )
-    with serving.begun(place, raw), grid_of(folder) as grid:
+    with server_app.begun(place, raw), grid_of(folder) as grid:
         tapped = Tapped(grid)
         serve(tapped, checked(raw), service)
     plan, later = costs[0][0], [cost for _, cost in costs[1:]]
     counted = sum(entry.bytes for entry in plan.method.shared(entries(plan.initial_model)))
     cells: Mapping[str, str] = {
         "counted": f"{counted:,}",
-        "down": f"{statistics.median(c.bytes_down for c in later) // len(demo.SITES):,.0f}",
-        "up": f"{statistics.median(c.bytes_up for c in later) // len(demo.SITES):,.0f}",
+        "down": f"{statistics.median(c.bytes_down for c in later) // len(server_app.SITES):,.0f}",
+        "up": f"{statistics.median(c.bytes_up for c in later) // len(server_app.SITES):,.0f}",
         "BatchNorm": f"{batchnorm_bytes(tapped.contents, plan):,}",
         "seconds": f"{statistics.median(c.seconds for c in later):.2f}",
         "beyond": f"{statistics.median(c.beyond_training for c in later):.2f}",
@@ -116,8 +115,8 @@ def row(folder: FederationFolder, method: str) -> str:
 def main() -> None:
     print(f"| {' | '.join(TITLES)} |\n|---{'|---:' * (len(TITLES) - 1)}|", flush=True)
     with tempfile.TemporaryDirectory(prefix="fedbn-") as place:
-        folder = demo.make(Path(place) / "fed")
-        with demo.running(folder):
+        folder = server_app.make(Path(place) / "fed")
+        with server_app.running(folder):
             set_environment(folder)
             quicken()
             for method in METHODS:

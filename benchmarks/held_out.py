@@ -21,9 +21,9 @@ import numpy as np
 
 import fedbn
 from fedbn.core.federation import Client
-from fedbn.experiments.loading import checked, with_settings
+from fedbn.experiments.configuration import checked, with_settings
 from fedbn.experiments.sources import load_federation
-from fedbn.runs.files import write_atomically
+from fedbn.runs.folder import write_atomically
 
 WAYS = ("fedavg", "own stats", "average", "reestimate", "finetune", "oracle")
 

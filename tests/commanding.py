@@ -86,7 +86,7 @@ def call(
     """
     out, err = (Terminal(), Terminal()) if tty else (io.StringIO(), io.StringIO())
     argv = mock.patch.object(sys, "argv", ["fedbn", *map(str, arguments)])
-    undrawn = mock.patch("fedbn.results.curves.draw_curves", lambda records, file: file.touch())
+    undrawn = mock.patch("fedbn.results.figures.draw_curves", lambda records, file: file.touch())
     with _restored(cwd), redirect_stdout(out), redirect_stderr(err), argv:
         try:
             with nullcontext() if pictures else undrawn:

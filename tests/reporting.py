@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbn.results.report.contents import (
+from fedbn.report.contents import (
     Confusion,
     EntryFact,
     Example,

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbn.experiments.loading import checked
-from fedbn.experiments.plans import Planner
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import prepare, start
-from fedbn.reproduction.asking import asked
-from fedbn.reproduction.entries import find
-from fedbn.reproduction.item import Records, Request, Table
+from fedbn.paper.configurations import asked
+from fedbn.paper.items import Records, Request, Table, find
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 

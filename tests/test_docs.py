@@ -41,7 +41,7 @@ def commands() -> list[pytest.param]:
 @pytest.mark.parametrize("code", blocks("python"))
 def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
     if code.startswith(">>>"):
-        pytest.skip("a session: tests/theory/test_theory_docs.py runs its page as a whole")
+        pytest.skip("a session: tests/paper/theory/test_theory_docs.py runs its page as a whole")
     if re.match(r"# \w+\.py\n", code):
         pytest.skip("a file of the tutorial: tests/test_tutorial.py runs its page as a whole")
     file = tmp_path / "snippet.py"
@@ -93,8 +93,8 @@ def test_links_lead_somewhere(page):
 def test_a_configuration_is_legal(code):
     import tomllib
 
-    from fedbn.experiments.loading import checked
-    from fedbn.experiments.settings import jobs
+    from fedbn.experiments.configuration import checked
+    from fedbn.experiments.jobs import jobs
 
     assert jobs(checked(tomllib.loads(code)))
 

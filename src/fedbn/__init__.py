@@ -14,98 +14,73 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedbn._version import __version__
+from fedbn._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedbn.api import Result, fit
-    from fedbn.core.aggregators import krum, mean, median, multi_krum, trimmed_mean
-    from fedbn.core.federation import Client, Federation, Split
-    from fedbn.core.method import Method
-    from fedbn.core.penalties import Penalty, proximal
-    from fedbn.core.plan import Plan
-    from fedbn.core.rounds import RunState
-    from fedbn.core.selectors import Selector, all_but, everything, local, nothing
-    from fedbn.core.server import server_adagrad, server_adam, server_momentum, server_yogi
-    from fedbn.core.state import Entry, Kind, entries, join, kinds, split
-    from fedbn.core.training import Training
-    from fedbn.errors import FedbnError
-    from fedbn.methods import parse_method
-    from fedbn.methods.centralized import centralized
-    from fedbn.methods.fedavg import fedavg
-    from fedbn.methods.fedbn import fedbn
-    from fedbn.methods.fedprox import fedprox
-    from fedbn.methods.silobn import silobn
-    from fedbn.methods.singleset import singleset
-    from fedbn.use.opening import jobs_of, open_run
+    from fedbn.api import Result as Result, fit as fit
+    from fedbn.core.aggregation import (
+        krum as krum,
+        mean as mean,
+        median as median,
+        multi_krum as multi_krum,
+        server_adagrad as server_adagrad,
+        server_adam as server_adam,
+        server_momentum as server_momentum,
+        server_yogi as server_yogi,
+        trimmed_mean as trimmed_mean,
+    )
+    from fedbn.core.federation import Client as Client, Federation as Federation, Split as Split
+    from fedbn.core.method import (
+        Method as Method,
+        Penalty as Penalty,
+        Selector as Selector,
+        all_but as all_but,
+        everything as everything,
+        local as local,
+        nothing as nothing,
+        proximal as proximal,
+    )
+    from fedbn.core.plan import Plan as Plan, Training as Training
+    from fedbn.core.rounds import RunState as RunState
+    from fedbn.core.state import (
+        Entry as Entry,
+        Kind as Kind,
+        entries as entries,
+        join as join,
+        kinds as kinds,
+        split as split,
+    )
+    from fedbn.errors import FedbnError as FedbnError
+    from fedbn.methods import parse_method as parse_method
+    from fedbn.methods.paper import (
+        centralized as centralized,
+        fedavg as fedavg,
+        fedbn as fedbn,
+        fedprox as fedprox,
+        silobn as silobn,
+        singleset as singleset,
+    )
+    from fedbn.trained.opening import jobs_of as jobs_of, open_run as open_run
 
 _HOME = {
-    "fedbn.api": ("Result", "fit"),
-    "fedbn.core.aggregators": ("krum", "mean", "median", "multi_krum", "trimmed_mean"),
-    "fedbn.core.federation": ("Client", "Federation", "Split"),
-    "fedbn.core.method": ("Method",),
-    "fedbn.core.penalties": ("Penalty", "proximal"),
-    "fedbn.core.plan": ("Plan",),
-    "fedbn.core.rounds": ("RunState",),
-    "fedbn.core.selectors": ("Selector", "all_but", "everything", "local", "nothing"),
-    "fedbn.core.server": ("server_adagrad", "server_adam", "server_momentum", "server_yogi"),
-    "fedbn.core.state": ("Entry", "Kind", "entries", "join", "kinds", "split"),
-    "fedbn.core.training": ("Training",),
-    "fedbn.errors": ("FedbnError",),
-    "fedbn.methods": ("parse_method",),
-    "fedbn.methods.centralized": ("centralized",),
-    "fedbn.methods.fedavg": ("fedavg",),
-    "fedbn.methods.fedbn": ("fedbn",),
-    "fedbn.methods.fedprox": ("fedprox",),
-    "fedbn.methods.silobn": ("silobn",),
-    "fedbn.methods.singleset": ("singleset",),
-    "fedbn.use.opening": ("jobs_of", "open_run"),
+    "fedbn.api": "Result fit",
+    "fedbn.core.aggregation": (
+        "krum mean median multi_krum server_adagrad server_adam server_momentum server_yogi "
+        "trimmed_mean "
+    ),
+    "fedbn.core.federation": "Client Federation Split",
+    "fedbn.core.method": "Method Penalty Selector all_but everything local nothing proximal",
+    "fedbn.core.plan": "Plan Training",
+    "fedbn.core.rounds": "RunState",
+    "fedbn.core.state": "Entry Kind entries join kinds split",
+    "fedbn.errors": "FedbnError",
+    "fedbn.methods": "parse_method",
+    "fedbn.methods.paper": "centralized fedavg fedbn fedprox silobn singleset",
+    "fedbn.trained.opening": "jobs_of open_run",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
-__all__ = [
-    "Client",
-    "Entry",
-    "FedbnError",
-    "Federation",
-    "Kind",
-    "Method",
-    "Penalty",
-    "Plan",
-    "Result",
-    "RunState",
-    "Selector",
-    "Split",
-    "Training",
-    "__version__",
-    "all_but",
-    "centralized",
-    "entries",
-    "everything",
-    "fedavg",
-    "fedbn",
-    "fedprox",
-    "fit",
-    "jobs_of",
-    "join",
-    "kinds",
-    "krum",
-    "local",
-    "mean",
-    "median",
-    "multi_krum",
-    "nothing",
-    "open_run",
-    "parse_method",
-    "proximal",
-    "server_adagrad",
-    "server_adam",
-    "server_momentum",
-    "server_yogi",
-    "silobn",
-    "singleset",
-    "split",
-    "trimmed_mean",
-]
+__all__ = sorted([*_MODULE_OF, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

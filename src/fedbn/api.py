@@ -10,38 +10,40 @@ from typing import Any
 
 from torch import nn
 
-from fedbn.core.best import Validation, best_round, validation
+from fedbn.core.best_round import Validation, best_round, validation
+from fedbn.core.engine import one_torch_thread, run
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan, copied
 from fedbn.core.rounds import Record, RunState, initial_state
-from fedbn.data._given import Data, federation_of
-from fedbn.engines.embedded import one_torch_thread, run
+from fedbn.data.arrays import Data, federation_of
 from fedbn.errors import ConfigError
-from fedbn.experiments.events import Event
-from fedbn.experiments.jobs import reached
-from fedbn.experiments.loading import (
+from fedbn.experiments.configuration import (
     IN_PYTHON,
+    changed,
     checked,
     looks_like_path,
     placed,
     with_absolute_paths,
 )
-from fedbn.experiments.placing import changed
-from fedbn.experiments.plans import Planner
-from fedbn.experiments.runner import start
-from fedbn.experiments.settings import Job, Setting
+from fedbn.experiments.jobs import Event, Job, Setting
+from fedbn.experiments.planner import Planner
+from fedbn.experiments.runner import reached, start
 from fedbn.methods import parse_method
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
-from fedbn.use.trained import Trained
+from fedbn.trained.trained_run import Trained
 
 Model = str | nn.Module | Callable[..., nn.Module]
 Result = Trained
 _log = logging.getLogger("fedbn")
+
+
 _AS_OBJECT = (
     "the model is an object: its first weights are the ones it has, whatever the seed; give the "
     "function that makes it, and the seed decides them"
 )
+
+
 _SEVERAL = ("methods", "quick", "reproduce", "seeds", "sweep")
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from commanding import call
-from fedbn.models.mlp import mlp
+from fedbn.models.networks import mlp
 
 OWN = """
 import torch

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedbn
 from commanding import arrays, bits, call, newest
-from fedbn.core.best import best_round
+from fedbn.core.best_round import best_round
 from fedbn.errors import DamagedRun
 
 SETTINGS = ("evaluation.report=best", "evaluation.validation=0.25", "training.batch_size=full")
@@ -40,7 +40,7 @@ class Once(nn.Module):
 def once() -> Iterator[None]:
     """Take the place of a registered model: round 2 is the best, whatever is trained."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedbn.models.mlp.mlp", lambda classes, input_shape: Once(2))
+        patch.setattr("fedbn.models.networks.mlp", lambda classes, input_shape: Once(2))
         yield
 
 

@@ -120,7 +120,7 @@ def test_a_signal_while_the_picture_is_drawn_is_heard_at_once(
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("drawn to the end")
 
-    monkeypatch.setattr("fedbn.results.curves.draw_curves", draw)
+    monkeypatch.setattr("fedbn.results.figures.draw_curves", draw)
     answer = call("resume", finished, pictures=True)
     assert answer.code == 130
     assert answer.err.splitlines()[-1] == "fedbn: interrupted; finished rounds are saved"

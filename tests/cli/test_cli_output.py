@@ -102,7 +102,7 @@ def test_a_notebooks_backend_is_not_used(finished: Path, monkeypatch: pytest.Mon
         subprocess.run([sys.executable, "-c", "import matplotlib.pyplot"], check=True)
 
     monkeypatch.setenv("MPLBACKEND", "a_backend_that_is_not_installed")
-    monkeypatch.setattr("fedbn.results.curves.draw_curves", draw)
+    monkeypatch.setattr("fedbn.results.figures.draw_curves", draw)
     answer = call("resume", finished, pictures=True)
     assert answer.code == 0, answer.err
 

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 
 from commanding import bits, call, newest
-from fedbn.reproduction.entries import Entry
+from fedbn.paper.items import Entry
 
 MINE: dict[str, Any] = {
     "methods": ["fedavg", "fedbn"],
@@ -169,7 +169,7 @@ def test_an_experiment_without_the_table_is_not_an_item(no_data: Path) -> None:
     assert "no table [reproduce]" in call("reproduce", "own.toml", cwd=no_data).line
 
 
-@pytest.mark.parametrize("by", ["asking", "os", "fedbn.reproduction.trained"])
+@pytest.mark.parametrize("by", ["asking", "os", "fedbn.paper.trained_items"])
 def test_an_item_is_made_by_what_is_registered(by: str, no_data: Path) -> None:
     (no_data / "own.toml").write_text(f"[reproduce]\nby = '{by}'\n", encoding="utf-8")
     answer = call("reproduce", "own.toml", "--out", no_data / "out", cwd=no_data)
@@ -181,13 +181,13 @@ def test_an_item_is_made_by_what_is_registered(by: str, no_data: Path) -> None:
 def test_all_skips_what_lacks_its_data(
     made: Path, no_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedbn.experiments.loading import read_toml
-    from fedbn.reproduction import entries
+    from fedbn.experiments.configuration import read_toml
+    from fedbn.paper import items
 
-    office = entries.find("office")[0]
+    office = items.find("office")[0]
     raw = read_toml(made / "mine.toml")
     both = [office, Entry("mine", "Mine", made / "mine.toml", raw, raw)]
-    monkeypatch.setattr("fedbn.reproduction.entries.entries", lambda: both)
+    monkeypatch.setattr("fedbn.paper.items.entries", lambda: both)
     answer = call("reproduce", "all", "--workers", 1, cwd=made)
     assert answer.code == 0, answer.err
     skipped, done = answer.out.strip().splitlines()[-2:]

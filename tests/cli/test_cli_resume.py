@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from commanding import arrays, bits, call, newest, write_sites
-from fedbn.models.mlp import mlp
+from fedbn.models.networks import mlp
 from fedbn.runs.folder import RunFolder
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import pytest
 
 from fedbn.cli.clock import Clock
-from fedbn.experiments.events import Ahead, Event, Key
-from fedbn.experiments.loading import checked
-from fedbn.experiments.plans import Planner
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import Ahead, Event, Key, jobs
+from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import work
-from fedbn.experiments.settings import jobs
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from commanding import Answer, call
-from fedbn.data import _prepare
-from fedbn.data._downloads import Remote
-from fedbn.data.office_caltech10 import BENCHMARK as OFFICE
+from fedbn.data import preparation
+from fedbn.data.downloads import Remote
+from fedbn.datasets.pictures import OFFICE_CALTECH10 as OFFICE
 
 NAMES = {"digits", "office_caltech10", "domainnet", "abide", "digits_mini", "synth_digits"}
 
@@ -141,7 +141,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         remote = Remote(f"http://127.0.0.1:{server.server_port}/", sums)
-        monkeypatch.setattr(_prepare, "REMOTE", {"mnist": remote})
+        monkeypatch.setattr(preparation, "REMOTE", {"mnist": remote})
         monkeypatch.setenv("NO_PROXY", "*")
         yield
         server.shutdown()
@@ -356,7 +356,7 @@ def test_a_file_that_stops_nobody_is_a_warning(data_folder):
 
 def test_a_users_own_function_is_shown_and_checked(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from fedbn.data.gaussians import gaussians\n"
+        "from fedbn.datasets.synthetic import gaussians\n"
         "def data(train: int = 20): return gaussians(train=train)\n"
     )
     found = json.loads(done("show", "mine:data", "--set", "train=10", "--json").out)

@@ -13,7 +13,7 @@ from commanding import Terminal, call, write_sites
 from fedbn.cli import progress
 from fedbn.cli.live import LiveView, Pen, Picture
 from fedbn.cli.progress import Lines
-from fedbn.experiments.events import Event
+from fedbn.experiments.jobs import Event
 from scores import record
 
 JOB = ("fedbn", "default", 0)

@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import methods, models, registry
+from fedbn.core.engine import run
 from fedbn.core.federation import Split
 from fedbn.core.method import Method
-from fedbn.core.packing import Layout
+from fedbn.core.packing import StateLayout
+from fedbn.core.plan import Training
 from fedbn.core.replica import Replica
+from fedbn.core.rounds import local_train
 from fedbn.core.state import entries
-from fedbn.core.training import Training, local_train
-from fedbn.engines.embedded import run
-from fedbn.methods import parse_method
-from fedbn.methods._spec import PARTS
-from fedbn.models.mlp import mlp
+from fedbn.methods import PARTS, parse_method
+from fedbn.models.networks import mlp
 from tiny import bn_net, federation, plan
 
 METHODS = registry.names(methods)
@@ -154,7 +154,7 @@ def test_what_a_method_splits_joins_again(name: str):
     net = bn_net()
     replica, state = Replica(net, method), net.state_dict()
     packs = [
-        Layout.of(part).pack({entry.name: state[entry.name] for entry in part})
+        StateLayout.of(part).pack({entry.name: state[entry.name] for entry in part})
         for part in (method.shared(entries(net)), method.local(entries(net)))
     ]
     replica.load(*packs)

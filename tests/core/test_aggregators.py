@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fedbn.core import aggregators
-from fedbn.core.aggregators import (
+from fedbn.core import aggregation
+from fedbn.core.aggregation import (
     Aggregator,
     Weighted,
     krum,
@@ -19,7 +18,7 @@ from fedbn.core.aggregators import (
     multi_krum,
     trimmed_mean,
 )
-from fedbn.core.packing import Layout, Pack
+from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.state import Entry, Kind
 from fedbn.errors import ConfigError
 
@@ -27,8 +26,8 @@ RULES = [mean(), median(), trimmed_mean(0.2), krum(), multi_krum()]
 EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
 
 
-def layout(n: int = 2, dtype: torch.dtype = torch.float32) -> Layout:
-    return Layout(
+def layout(n: int = 2, dtype: torch.dtype = torch.float32) -> StateLayout:
+    return StateLayout(
         (
             Entry("w", Kind.WEIGHT, (n,), dtype, True),
             Entry("var", Kind.BN_STATISTIC, (1,), dtype, False),
@@ -184,7 +183,7 @@ def test_the_mean_lies_between_the_extremes_and_agrees_with_python(values: list[
 def test_long_vectors_are_sorted_in_chunks(monkeypatch: pytest.MonkeyPatch):
     packs = [pack([v * i for i in range(50)]) for v in (1, 2, 9)]
     whole = combined(median(), packs).state["w"]
-    monkeypatch.setattr(aggregators, "_CHUNK", 7)
+    monkeypatch.setattr(aggregation, "_CHUNK", 7)
     assert torch.equal(combined(median(), packs).state["w"], whole)
 
 

@@ -21,15 +21,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedbn.core.engine import run
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.method import Method
-from fedbn.core.plan import Plan
-from fedbn.core.training import Objective, Training
-from fedbn.engines.embedded import run
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
-from fedbn.methods.fedprox import fedprox
-from fedbn.methods.silobn import silobn
+from fedbn.core.plan import Objective, Plan, Training
+from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 
 LR, MU, STEPS, EPS = 0.05, 0.3, 2, 1e-5
 X = {"a": np.array([1.0, 2.0, 4.0]), "b": np.array([-10.0, 30.0, 10.0, 50.0])}

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbn.core.checks import check_federation, check_name
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation, Split, check_federation, check_name
 from fedbn.errors import DataError
 from tiny import federation
 

@@ -9,19 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from fedbn.core.aggregation import server_momentum
+from fedbn.core.engine import run
 from fedbn.core.federation import Federation, Split
-from fedbn.core.method import Method
-from fedbn.core.penalties import proximal
+from fedbn.core.method import Method, proximal
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
-from fedbn.core.server import server_momentum
-from fedbn.engines.embedded import run
-from fedbn.methods.centralized import centralized
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
-from fedbn.methods.fedprox import fedprox
-from fedbn.methods.silobn import silobn
-from fedbn.methods.singleset import singleset
+from fedbn.methods.paper import centralized, fedavg, fedbn, fedprox, silobn, singleset
 from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_runs, state_of
 
 

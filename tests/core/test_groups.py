@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.groups import majority_accuracy
-from fedbn.core.splits import stratified_groups
+from fedbn.core.randomness import stratified_groups
+from fedbn.core.scoring import majority_accuracy
 
 
 def split(groups: list[int]) -> Split:

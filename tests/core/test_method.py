@@ -8,21 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.aggregators import Krum, Mean, krum, mean, median
-from fedbn.core.method import Method
-from fedbn.core.packing import Layout
-from fedbn.core.penalties import Proximal, proximal
-from fedbn.core.selectors import local
-from fedbn.core.server import server_adam, server_momentum
+from fedbn.core.aggregation import Krum, Mean, krum, mean, median, server_adam, server_momentum
+from fedbn.core.method import Method, Proximal, local, proximal
+from fedbn.core.packing import StateLayout
 from fedbn.core.state import Kind, entries
 from fedbn.errors import ConfigError, ModelError
 from fedbn.methods import parse_method
-from fedbn.methods.centralized import centralized
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
-from fedbn.methods.fedprox import fedprox
-from fedbn.methods.silobn import silobn
-from fedbn.methods.singleset import singleset
+from fedbn.methods.paper import centralized, fedavg, fedbn, fedprox, silobn, singleset
 from tiny import bn_net, plain_net
 
 
@@ -162,7 +154,7 @@ def test_models_with_something_to_keep_pass(method: Method, model: nn.Module):
 
 
 def test_without_a_server_optimiser_the_combined_value_is_the_next_and_memory_stays():
-    layout = Layout.of(entries(nn.Linear(1, 1)))
+    layout = StateLayout.of(entries(nn.Linear(1, 1)))
     before = layout.zeros()
     memory = {"m": torch.ones(1)}
     assert fedavg().aggregate([], before, memory) == (before, memory)

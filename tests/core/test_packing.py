@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fedbn.core.packing import Group, Layout
+from fedbn.core.packing import Group, StateLayout
 from fedbn.core.state import Entry, Kind, entries
 from fedbn.errors import ModelError
 from tiny import bn_net, same
@@ -28,14 +27,14 @@ ENTRIES = st.lists(
 )
 
 
-def layout_of(*rows: tuple[tuple[int, ...], torch.dtype, bool]) -> Layout:
-    return Layout.of(
+def layout_of(*rows: tuple[tuple[int, ...], torch.dtype, bool]) -> StateLayout:
+    return StateLayout.of(
         Entry(f"e{i}", Kind.WEIGHT, shape, dtype, trainable)
         for i, (shape, dtype, trainable) in enumerate(rows)
     )
 
 
-def random_state(layout: Layout) -> dict[str, torch.Tensor]:
+def random_state(layout: StateLayout) -> dict[str, torch.Tensor]:
     return {e.name: (100 * torch.rand(e.shape)).to(e.dtype) for e in layout.entries}
 
 
@@ -63,7 +62,7 @@ def test_entries_begin_on_64_byte_borders_and_do_not_overlap(
 
 
 def test_one_vector_a_dtype_and_trainability():
-    layout = Layout.of(entries(bn_net()))
+    layout = StateLayout.of(entries(bn_net()))
     assert {group.label for group in layout.sizes} == {
         "float32.trainable",
         "float32.buffer",
@@ -109,7 +108,7 @@ def test_a_state_that_does_not_fit_is_refused(state: dict[str, torch.Tensor], fa
 
 def test_the_order_of_keys_does_not_matter():
     model = bn_net()
-    layout = Layout.of(entries(model))
+    layout = StateLayout.of(entries(model))
     backwards = dict(reversed(model.state_dict().items()))
     assert same(layout.pack(backwards), layout.pack(model.state_dict()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedbn.core.penalties import DirectPenalty, Penalty, Proximal, proximal
+from fedbn.core.method import DirectPenalty, Penalty, Proximal, proximal
 from fedbn.errors import ConfigError
 
 

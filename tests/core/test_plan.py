@@ -10,8 +10,7 @@ from torch import nn
 from fedbn.core.federation import Federation
 from fedbn.core.plan import remarks
 from fedbn.errors import ConfigError, ModelError
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
+from fedbn.methods.paper import fedavg, fedbn
 from tiny import done, federation, plain_net, plan
 
 

@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbn.core.aggregators import Aggregator, krum, median, multi_krum, trimmed_mean
+from fedbn.core.aggregation import (
+    Aggregator,
+    ServerOptimizer,
+    krum,
+    median,
+    multi_krum,
+    server_adagrad,
+    server_adam,
+    server_momentum,
+    server_yogi,
+    trimmed_mean,
+)
 from fedbn.core.federation import Client, Federation
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
@@ -25,16 +36,8 @@ from fedbn.core.rounds import (
     run_round,
 )
 from fedbn.core.scoring import score_client
-from fedbn.core.server import (
-    ServerOptimizer,
-    server_adagrad,
-    server_adam,
-    server_momentum,
-    server_yogi,
-)
 from fedbn.errors import TooFewClients
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
+from fedbn.methods.paper import fedavg, fedbn
 from tiny import Trainer, bn_net, done, federation, plan, same
 
 BOTH = pytest.mark.parametrize("method", [fedavg(), fedbn()], ids=lambda m: m.name)

@@ -7,16 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedbn.core.aggregation import server_adam
 from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import initial_state, participants, run_round
 from fedbn.core.scoring import score_client
-from fedbn.core.server import server_adam
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
-from fedbn.methods.fedprox import fedprox
-from fedbn.methods.silobn import silobn
+from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 from tiny import Trainer, bn_net, done, federation, plan, same
 
 

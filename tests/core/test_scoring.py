@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbn.core import training
+from fedbn.core import scoring
+from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Refusal
 from fedbn.core.scoring import pieces_of, put_together, score_client, score_pieces
-from fedbn.engines.crews import OneByOne
-from fedbn.methods.fedbn import fedbn
+from fedbn.methods.paper import fedbn
 from tiny import done, plan
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_PART", 3)
+    monkeypatch.setattr(scoring, "_PART", 3)
 
 
 def test_the_pieces_of_a_client_are_all_its_samples_once(vectors: Federation, small_parts: None):
@@ -47,7 +47,7 @@ def test_pieces_scored_by_two_models_give_what_one_gives(vectors: Federation, sm
 def test_the_number_of_threads_changes_no_score(
     vectors: Federation, small_parts: None, monkeypatch: pytest.MonkeyPatch, workers: int
 ):
-    monkeypatch.setattr("fedbn.engines.crews._WORTH_LOADING", 4)
+    monkeypatch.setattr("fedbn.core.engine._WORTH_LOADING", 4)
     made = plan(fedbn(), vectors)
     state = done(made)
     found = []

@@ -7,18 +7,18 @@ from math import sqrt
 import pytest
 import torch
 
-from fedbn.core.packing import Layout, Pack
-from fedbn.core.server import (
+from fedbn.core.aggregation import (
     ServerOptimizer,
     server_adagrad,
     server_adam,
     server_momentum,
     server_yogi,
 )
+from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.state import Entry, Kind
 from fedbn.errors import ConfigError
 
-LAYOUT = Layout(
+LAYOUT = StateLayout(
     (
         Entry("w", Kind.WEIGHT, (1,), torch.float64, True),
         Entry("var", Kind.BN_STATISTIC, (1,), torch.float64, False),

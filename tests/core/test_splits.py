@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from fedbn.core.splits import stratified, with_validation
+from fedbn.core.randomness import stratified, with_validation
 from tiny import federation
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=60)

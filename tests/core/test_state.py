@@ -5,18 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from awkward import AWKWARD, Awkward, compiled, one_bn_twice, small, tied_weights
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from fedbn.core.method import Method
-from fedbn.core.packing import Layout
+from fedbn.core.packing import StateLayout
 from fedbn.core.replica import Replica
 from fedbn.core.state import Kind, entries, join, kinds, schema_hash, split, unwrap
 from fedbn.errors import ModelError
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
-from fedbn.methods.silobn import silobn
+from fedbn.methods.paper import fedavg, fedbn, silobn
 
 ROWS = pytest.mark.parametrize("row", AWKWARD.values(), ids=AWKWARD)
 
@@ -57,7 +54,7 @@ def test_a_replica_takes_over_all_values(row: Awkward):
     found = entries(model)
     values = {name: torch.full_like(value, 3) for name, value in model.state_dict().items()}
     packs = [
-        Layout.of(part).pack({e.name: values[e.name] for e in part if e.alias_of is None})
+        StateLayout.of(part).pack({e.name: values[e.name] for e in part if e.alias_of is None})
         for part in (fedbn().shared(found), fedbn().local(found))
     ]
     replica.load(*packs)
@@ -72,7 +69,7 @@ def test_an_alias_is_listed_and_costs_nothing():
 
 
 def test_tied_weights_are_stored_once():
-    layout = Layout.of(entries(tied_weights()))
+    layout = StateLayout.of(entries(tied_weights()))
     assert "0.weight" in layout.places
     assert "2.weight" not in layout.places
 

@@ -7,20 +7,14 @@ from math import log
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn
 
 from fedbn.core.federation import Split
-from fedbn.core.penalties import Proximal
-from fedbn.core.training import (
-    CLASSIFICATION,
-    Training,
-    batches,
-    evaluate,
-    local_train,
-    make_optimizer,
-)
+from fedbn.core.method import Proximal
+from fedbn.core.plan import CLASSIFICATION, Training
+from fedbn.core.rounds import batches, local_train, make_optimizer
+from fedbn.core.scoring import evaluate
 from tiny import bn_net, plain_net, vectors
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedbn.core.checks import check_federation
-from fedbn.data._abide_windows import correlations, read_series
-from fedbn.data.abide import INFO, SITES, abide
+from fedbn.core.federation import check_federation
+from fedbn.datasets.abide import INFO, SITES, abide, correlations, read_series
 from fedbn.errors import ConfigError, DataError
 
 REGIONS = ("#10", "#11", "#2001", "#3455", "#3501")

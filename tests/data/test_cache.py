@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbn.data import _cache
-from fedbn.data._cache import cached, fingerprint
+from fedbn.data import storage
+from fedbn.data.storage import cached, fingerprint
 from fedbn.errors import DataError
 
 KEY = {"option": 1}
@@ -17,7 +17,7 @@ KEY = {"option": 1}
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cache, "_warned", set())
+    monkeypatch.setattr(storage, "_warned", set())
 
 
 class Maker:
@@ -136,7 +136,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     file = tmp_path / "a.bin"
     file.write_bytes(b"1")
     first = fingerprint([file])
-    monkeypatch.setattr(_cache, "_contents", None)  # would be called to read it
+    monkeypatch.setattr(storage, "_contents", None)  # would be called to read it
     assert fingerprint([file]) == first
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbn.core.federation import Client, Federation, Split
-from fedbn.data._check import Finding, examine
-from fedbn.data._images import Image as PillowImage
+from fedbn.core.federation import Client, Federation, Finding, Split
+from fedbn.data.checks import examine
+from fedbn.data.images import Image as PillowImage
 
 
 def noise(seed: int, size: int = 16) -> Image.Image:
@@ -141,7 +141,7 @@ def test_a_class_missing_at_a_site_and_very_unequal_classes(pictures):
 
 def test_enormous_pictures(pictures, monkeypatch):
     noise(500, 40).save(pictures / "a" / "cat" / "large.png")
-    monkeypatch.setattr("fedbn.data._check_pictures._LARGE", 1500)
+    monkeypatch.setattr("fedbn.data.file_checks._LARGE", 1500)
     assert "enormous" in only(examine(pictures)).text
     monkeypatch.setattr(PillowImage, "MAX_IMAGE_PIXELS", 1500)
     assert only(examine(pictures)).severity == "error"

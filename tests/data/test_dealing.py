@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedbn.core.federation import Split
-from fedbn.data._dealing import checked_sizes, thinned
-from fedbn.data.digits_mini import digits_mini
+from fedbn.data.benchmarks import checked_sizes, thinned
+from fedbn.datasets.digits_mini import digits_mini
 from fedbn.errors import ConfigError
 
 

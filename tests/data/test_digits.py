@@ -6,11 +6,11 @@ import raw_digits as raw
 import torch
 from PIL import Image
 
-from fedbn.core.checks import check_federation
-from fedbn.data import _digit_domains
-from fedbn.data._digit_files import DOMAINS
-from fedbn.data._photographs import blended, photograph_files, read_photograph
-from fedbn.data.digits import INFO, PERCENTS, _cuts, digits
+from fedbn.core.federation import check_federation
+from fedbn.data import digit_domains
+from fedbn.data.digit_domains import blended, photograph_files, read_photograph
+from fedbn.data.digit_files import DOMAINS
+from fedbn.datasets.digits import INFO, PERCENTS, _cuts, digits
 from fedbn.errors import ConfigError, DataError
 
 PAPER_SIZES = (74, 371, 743, 1487, 2975, 4462, 7438)
@@ -19,7 +19,7 @@ PAPER_SIZES = (74, 371, 743, 1487, 2975, 4462, 7438)
 @pytest.fixture
 def prepared(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four small domains as npz; SynthDigits is rendered."""
-    monkeypatch.setattr(_digit_domains, "_RENDERED_TEST", 20)
+    monkeypatch.setattr(digit_domains, "_RENDERED_TEST", 20)
     raw.write_prepared(data_folder / "digits", train=60, test=20)
     return data_folder / "digits"
 

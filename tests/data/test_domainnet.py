@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedbn.data.domainnet import BENCHMARK, INFO, domainnet
+from fedbn.datasets.pictures import DOMAINNET, INFO, domainnet
 from fedbn.errors import DataError
 
 
 @pytest.fixture
 def archive(data_folder: Path) -> Path:
     root = data_folder / "domainnet"
-    for number, domain in enumerate(BENCHMARK.domains):
-        for label, name in enumerate((*BENCHMARK.classes, "The Eiffel Tower")):
+    for number, domain in enumerate(DOMAINNET.domains):
+        for label, name in enumerate((*DOMAINNET.classes, "The Eiffel Tower")):
             folder = root / domain / name
             folder.mkdir(parents=True)
             for index in range(14):

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbn.core.checks import check_federation
-from fedbn.data.folders import folders
+from fedbn.core.federation import check_federation
+from fedbn.datasets.own_files import folders
 from fedbn.errors import ConfigError, DataError
 
 

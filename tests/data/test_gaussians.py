@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from fedbn.core.checks import check_federation
-from fedbn.data._cosine import cosine_clients
-from fedbn.data.gaussians import gaussians
+from fedbn.core.federation import check_federation
+from fedbn.datasets.synthetic import gaussians
 from fedbn.errors import ConfigError
+from fedbn.paper.toy import cosine_clients
 
 
 def centred(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

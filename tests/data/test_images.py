@@ -14,10 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbn.data._augment import FlipAndTurn
-from fedbn.data._files import Trouble, scan, shown, subfolders
-from fedbn.data._image_sizes import choose_size
-from fedbn.data._images import pictures_below, read_picture, read_pictures, watched
+from fedbn.data.images import (
+    FlipAndTurn,
+    choose_size,
+    pictures_below,
+    read_picture,
+    read_pictures,
+    watched,
+)
+from fedbn.data.storage import Trouble, scan, shown, subfolders
 from fedbn.errors import DataError
 
 

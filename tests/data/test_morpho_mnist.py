@@ -6,19 +6,21 @@ import pytest
 import raw_digits as raw
 from scipy import ndimage
 
-from fedbn.core.checks import check_federation
-from fedbn.data._morphology import (
+from fedbn.core.federation import check_federation
+from fedbn.datasets.morpho_mnist import (
+    INFO,
     SCALE,
     Change,
     Strength,
+    change_images,
     changed,
     fracture,
     measure,
+    morpho_mnist,
     swell,
     thicken,
     thin,
 )
-from fedbn.data.morpho_mnist import INFO, change_images, morpho_mnist
 from fedbn.errors import ConfigError, DataError
 
 pytest.importorskip("skimage")

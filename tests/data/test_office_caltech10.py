@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbn.core.checks import check_federation
-from fedbn.data._augment import FlipAndTurn
-from fedbn.data.office_caltech10 import BENCHMARK, INFO, office_caltech10
+from fedbn.core.federation import check_federation
+from fedbn.data.images import FlipAndTurn
+from fedbn.datasets.pictures import INFO, OFFICE_CALTECH10, office_caltech10
 from fedbn.errors import ConfigError, DataError
 
 OFFICE_31 = {"backpack": "back_pack", "laptop": "laptop_computer"}
@@ -30,7 +30,7 @@ CALTECH_256 = {
 
 
 def domain(root: Path, names: dict[str, str], count: int = 10) -> None:
-    for label, name in enumerate(BENCHMARK.classes):
+    for label, name in enumerate(OFFICE_CALTECH10.classes):
         folder = root / names.get(name, name)
         folder.mkdir(parents=True)
         for number in range(count):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedbn.data._picking import checked_domains
-from fedbn.data.digits_mini import digits_mini
+from fedbn.data.benchmarks import checked_domains
+from fedbn.datasets.digits_mini import digits_mini
 from fedbn.errors import ConfigError
 
 

@@ -22,14 +22,15 @@ from raw_digits import (
     write_npz,
 )
 
-import fedbn.data
+import fedbn.datasets
 from fedbn import registry
-from fedbn.data import _downloads, _prepare, info_of
-from fedbn.data._downloads import Remote
-from fedbn.data._info import Info
-from fedbn.data._prepare import provide
-from fedbn.data.digits import digits
-from fedbn.data.domainnet import BENCHMARK as DOMAINNET
+from fedbn.data import downloads, preparation
+from fedbn.data.downloads import Remote
+from fedbn.data.preparation import provide
+from fedbn.data.storage import Info
+from fedbn.datasets import info_of
+from fedbn.datasets.digits import digits
+from fedbn.datasets.pictures import DOMAINNET as DOMAINNET
 from fedbn.errors import ConfigError, DataError
 
 FIRST = "train-images-idx3-ubyte.gz"
@@ -119,8 +120,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     files = {name: (tmp_path / "web" / name).read_bytes() for name in names}
     started = Server(files)
     monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(_downloads, "WAIT", 0.01)
-    monkeypatch.setattr(_prepare, "REMOTE", {"mnist": started.remote})
+    monkeypatch.setattr(downloads, "WAIT", 0.01)
+    monkeypatch.setattr(preparation, "REMOTE", {"mnist": started.remote})
     yield started
     started.close()
 
@@ -245,7 +246,7 @@ def test_other_data_without_an_address(data_folder, name):
         DataError, match=f"{name} is missing: get .*http.*; put it in .*{name} .*FEDBN_DATA"
     ):
         prepare(name=name)
-    load = registry.find(fedbn.data, name, "data set")
+    load = registry.find(fedbn.datasets, name, "data set")
     with pytest.raises(DataError, match=f"data prepare {name}` says how .* FEDBN_DATA names"):
         load()
     with pytest.raises(DataError, match=r"no such folder; expected [^`]*$"):

@@ -8,8 +8,8 @@ import pytest
 import raw_digits as raw
 from scipy.io import savemat
 
-from fedbn.data._digit_files import find_source
-from fedbn.data._digit_parts import colour28
+from fedbn.data.digit_domains import colour28
+from fedbn.data.digit_files import find_source
 from fedbn.errors import DataError
 
 COUNT, TEST = 30, 10

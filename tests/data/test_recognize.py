@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbn.data._recognize import recognize
+from fedbn.data.checks import recognize
 from fedbn.errors import DataError
 
 

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbn.core.checks import check_federation
-from fedbn.data._fonts import Font, font_files, font_hashes, load_fonts
-from fedbn.data._render import Look, render
-from fedbn.data.synth_digits import synth_digits
+from fedbn.core.federation import check_federation
+from fedbn.data.digit_rendering import Font, Look, font_files, font_hashes, load_fonts, render
+from fedbn.datasets.synthetic import synth_digits
 from fedbn.errors import ConfigError, DataError
 
 PLAIN = Look(

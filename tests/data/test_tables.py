@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbn.core.checks import check_federation
-from fedbn.data.tables import tables
+from fedbn.core.federation import check_federation
+from fedbn.datasets.own_files import tables
 from fedbn.errors import ConfigError, DataError
 
 needs_arrow = pytest.mark.skipif(

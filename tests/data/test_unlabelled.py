@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbn.data._images import read_pictures
-from fedbn.data._unlabelled import read_samples
-from fedbn.data.tables import tables
+from fedbn.data.images import read_pictures
+from fedbn.data.new_samples import read_samples
+from fedbn.datasets.own_files import tables
 from fedbn.errors import DataError
-from fedbn.experiments.facts import facts_of
+from fedbn.experiments.environment import facts_of
 
 PICTURES: dict[str, Any] = {
     "classes": ["cat", "dog"],

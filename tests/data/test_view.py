@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.data._distance import distances, frechet
-from fedbn.data._view import survey
+from fedbn.data.survey import distances, frechet, survey
 from fedbn.results.data_figure import draw_data
 
 

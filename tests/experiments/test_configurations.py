@@ -6,13 +6,17 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked, placed, with_absolute_paths, with_settings
-from fedbn.experiments.settings import jobs
-from fedbn.experiments.values import parsed
+from fedbn.experiments.configuration import (
+    checked,
+    parsed,
+    placed,
+    with_absolute_paths,
+    with_settings,
+)
+from fedbn.experiments.jobs import jobs
 
 PARTS = [
     "fedbn",

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from fedbn.experiments.loading import checked
-from fedbn.experiments.plans import Planner
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import prepare, start
 from fedbn.runs.folder import RunFolder
 from tiny import federation

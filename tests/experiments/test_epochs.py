@@ -9,9 +9,8 @@ import pytest
 
 from commanding import call, newest
 from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked, request
-from fedbn.experiments.placing import changed, scaled
-from fedbn.experiments.settings import jobs
+from fedbn.experiments.configuration import changed, checked, request, scaled
+from fedbn.experiments.jobs import jobs
 
 
 def test_a_sweep_of_local_epochs_gives_each_setting_its_rounds() -> None:

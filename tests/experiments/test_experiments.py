@@ -10,8 +10,8 @@ import pytest
 
 from commanding import bits, call, newest, records, write_sites
 from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, TooFewClients
-from fedbn.experiments import crew
-from fedbn.experiments.events import Event
+from fedbn.experiments import process_pool
+from fedbn.experiments.jobs import Event
 
 SMALL = ("--model", "mlp", "--rounds", 2, "--seed", 0)
 
@@ -114,7 +114,7 @@ def test_scores_every_so_many_rounds_and_at_the_end(sites: Path, tmp_path: Path)
 @pytest.mark.parametrize("kind", [FedbnError, ConfigError, DataError, TooFewClients, DamagedRun])
 def test_what_fails_in_a_worker_fails_the_same_in_its_parent(kind: type[FedbnError]) -> None:
     event = Event("failed", ("fedbn", "default", 3), text="why", exit_code=kind.exit_code)
-    error = crew._error(Event.from_line(event.to_line()))
+    error = process_pool._error(Event.from_line(event.to_line()))
     assert type(error) is kind
     assert str(error) == "fedbn default 3: why"
 

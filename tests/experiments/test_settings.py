@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedbn.errors import ConfigError
-from fedbn.experiments.loading import checked
-from fedbn.experiments.settings import jobs, settings
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import jobs, settings
 
 
 def keys(**raw: Any) -> list[tuple[str, str, int]]:

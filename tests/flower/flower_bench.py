@@ -12,19 +12,18 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedbn.core import engine
 from fedbn.core.federation import Federation, Split
-from fedbn.engines import embedded
-from fedbn.engines.flower.client_app import reply
-from fedbn.engines.flower.post import Limits
-from fedbn.engines.flower.roster import Expected
-from fedbn.engines.flower.server_app import Service, serve
-from fedbn.engines.flower.site import Site, SiteOptions
-from fedbn.experiments.events import Event
-from fedbn.experiments.loading import checked
-from fedbn.experiments.plans import Planner
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import Event, jobs
+from fedbn.experiments.planner import Planner
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.settings import jobs
 from fedbn.experiments.sources import load_federation
+from fedbn.flower.membership import Expected
+from fedbn.flower.messaging import Limits
+from fedbn.flower.server_app import Service, serve
+from fedbn.flower.site import Site, reply
+from fedbn.flower.site_job import SiteOptions
 from fedbn.runs.folder import RunFolder
 
 SITES = ("plain", "photo")
@@ -115,7 +114,7 @@ def in_one_process(raw, federation: Federation | None = None, sites: Sequence[st
     clients = tuple(c for name in sites for c in plan.federation.clients if c.name == name)
     plan = replace(plan, federation=replace(plan.federation, clients=clients))
     memory = Memory()
-    return plan, embedded.run(plan, [memory], workers=1), memory.records
+    return plan, engine.run(plan, [memory], workers=1), memory.records
 
 
 class Bench:

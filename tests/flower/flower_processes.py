@@ -13,9 +13,9 @@ from pathlib import Path
 
 from flower_bench import digits, in_one_process
 
-from fedbn.engines.flower import demo, serving
-from fedbn.engines.flower.control import Control
-from fedbn.engines.flower.processes import Child, environment
+from fedbn.flower import server_app
+from fedbn.flower.internals_node import Child, environment
+from fedbn.flower.internals_server import Control
 from fedbn.runs import metrics
 
 TOML = """
@@ -34,8 +34,8 @@ name = "small_cnn"
 class Federation:
     """A server and its sites, in processes that end with the test."""
 
-    def __init__(self, root: Path, stack: ExitStack, sites: tuple[str, ...] = demo.SITES):
-        self.folder = demo.make(root / "fed")
+    def __init__(self, root: Path, stack: ExitStack, sites: tuple[str, ...] = server_app.SITES):
+        self.folder = server_app.make(root / "fed")
         self.stack = stack
         self.sites: dict[str, Child] = {}
         self.start_server()
@@ -43,7 +43,7 @@ class Federation:
             self.start_site(site)
 
     def start_server(self) -> None:
-        self.link = self.stack.enter_context(serving.server(self.folder, "127.0.0.1"))
+        self.link = self.stack.enter_context(server_app.server(self.folder, "127.0.0.1"))
 
     def start_site(
         self,

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from typer.testing import CliRunner
 
 from fedbn.cli.federation import group
-from fedbn.engines.flower import certificates, preflight, serving
-from fedbn.engines.flower.bundle import read_bundle
-from fedbn.engines.flower.folder import FederationFolder, write_private
 from fedbn.errors import ConfigError, FedbnError
+from fedbn.flower import credentials, preflight, server_app
+from fedbn.flower.credentials import read_bundle
+from fedbn.flower.federation_folder import FederationFolder, write_private
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_bundle_has_its_own_key_and_no_other(fed: FederationFolder) -> None:
         assert bundle.ca == fed.ca.read_bytes()
         key = load_ssh_private_key(bundle.key, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        keys[certificates.public_bytes(key)] = site
+        keys[credentials.public_bytes(key)] = site
     assert keys == fed.keys()
     content = fed.bundle("nyu").read_bytes()
     for secret in (fed.ca_key, fed.key, fed.secret):
@@ -105,11 +105,11 @@ def test_a_file_open_to_others_is_told(fed: FederationFolder) -> None:
 
 
 def test_an_expired_certificate_is_told_with_its_date(fed: FederationFolder) -> None:
-    authority = certificates.make_authority("other", 10)
+    authority = credentials.make_authority("other", 10)
     begins = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    key, old = certificates.make_server_certificate(authority, ["server.example"], 30, begins)
-    write_private(fed.key, certificates.private_bytes(key))
-    fed.certificate.write_bytes(certificates.certificate_bytes(old))
+    key, old = credentials.make_server_certificate(authority, ["server.example"], 30, begins)
+    write_private(fed.key, credentials.private_bytes(key))
+    fed.certificate.write_bytes(credentials.certificate_bytes(old))
     wrong = [text for fine, text in preflight.check_folder(fed) if not fine]
     assert wrong == ["the server's certificate ended on 2020-01-31"]
 
@@ -151,7 +151,7 @@ def test_a_bundle_without_a_server_says_so(fed: FederationFolder) -> None:
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a" * 101, "new\nline"])
 def test_a_runs_name_stays_in_the_folder(fed: FederationFolder, name: str) -> None:
     with pytest.raises(ConfigError, match=r"--name .* legal are 1 to 100 letters"):
-        serving.run_folder(fed, name)
+        server_app.run_folder(fed, name)
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")

@@ -13,12 +13,12 @@ from flower_bench import RAW, Bench, FakeGrid
 from flwr.app import RecordDict
 from safetensors.torch import load, load_file
 
-from fedbn.engines.flower import wire
-from fedbn.engines.flower.codec import KEY
-from fedbn.engines.flower.roster import Expected
 from fedbn.errors import ConfigError, DataError, Interrupted
-from fedbn.experiments.loading import checked
-from fedbn.experiments.settings import jobs
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import jobs
+from fedbn.flower import messages
+from fedbn.flower.membership import Expected
+from fedbn.flower.messages import KEY
 from fedbn.runs import checkpoints, metrics
 
 LONG = {**RAW, "training": {"rounds": 4, "local_steps": 2}}
@@ -86,12 +86,12 @@ def test_changed_data_at_a_site_is_refused(bench: Bench) -> None:
 def test_a_message_done_twice_gives_the_same_bytes(bench: Bench) -> None:
     grid = bench.grid()
     bench.run(grid)
-    trained = [(m, a) for s, m, a in grid.log if s == "photo" and wire.SHARED in a.content]
+    trained = [(m, a) for s, m, a in grid.log if s == "photo" and messages.SHARED in a.content]
     site = bench.site("photo")
     for message, answer in trained:
         again = site.answer(message.content, RecordDict())
-        for name, value in load(answer.content[wire.SHARED][KEY].data).items():
-            assert torch.equal(load(again[wire.SHARED][KEY].data)[name], value)
+        for name, value in load(answer.content[messages.SHARED][KEY].data).items():
+            assert torch.equal(load(again[messages.SHARED][KEY].data)[name], value)
 
 
 def test_lost_batchnorm_stops_the_site_and_says_so(bench: Bench) -> None:
@@ -133,8 +133,8 @@ def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) ->
         ["photo", "plain"],
     ]
     assert costs[3].sources["photo"] == "disk"
-    back = [m for s, m, a in grid.log if s == "photo" and wire.SHARED in a.content][-1]
-    assert wire.get(back.content, wire.Order, wire.SHARED).since == 1
+    back = [m for s, m, a in grid.log if s == "photo" and messages.SHARED in a.content][-1]
+    assert messages.get(back.content, messages.Order, messages.SHARED).since == 1
 
 
 def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
@@ -156,8 +156,8 @@ def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
     assert later == [(2, "refused"), (3, "refused"), (4, "refused")]
     _, newest = checkpoints.rounds(folder.job(*jobs(checked(LONG))[0].key))[0]
     shared = load_file(newest / "shared.safetensors")
-    last = [a for s, _, a in grid.log if s == "plain" and wire.SHARED in a.content][-1]
-    for name, value in load(last.content[wire.SHARED][KEY].data).items():
+    last = [a for s, _, a in grid.log if s == "plain" and messages.SHARED in a.content][-1]
+    for name, value in load(last.content[messages.SHARED][KEY].data).items():
         assert torch.equal(shared[name], value)  # the mean of one
     assert list((bench.root / "sites" / "photo").rglob("photo.safetensors"))
 
@@ -181,12 +181,12 @@ def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:
 
 def assert_newcomer(grid: FakeGrid, again, folder) -> None:
     """It starts from the shared part that the server sends, and the statistics of its own data."""
-    sent = next(m for s, m, a in grid.log if s == "faded" and wire.SHARED in a.content)
-    order = wire.get(sent.content, wire.Order, wire.SHARED)
+    sent = next(m for s, m, a in grid.log if s == "faded" and messages.SHARED in a.content)
+    order = messages.get(sent.content, messages.Order, messages.SHARED)
     assert (order.round, order.since, order.joined) == (2, 0, 1)
-    others = [m for s, m, _ in grid.log if s == "plain" and wire.SHARED in m.content]
-    shared = load(sent.content[wire.SHARED][KEY].data)
-    theirs = load(others[1].content[wire.SHARED][KEY].data)
+    others = [m for s, m, _ in grid.log if s == "plain" and messages.SHARED in m.content]
+    shared = load(sent.content[messages.SHARED][KEY].data)
+    theirs = load(others[1].content[messages.SHARED][KEY].data)
     assert all(torch.equal(shared[name], value) for name, value in theirs.items())
     desk = again._desk(order)
     pack = desk._initial.shared.layout.pack(shared)
@@ -215,8 +215,8 @@ def test_a_run_that_stopped_remembers_who_came_late(bench: Bench) -> None:
         bench.run(grid("faded"), LONG, expected=expected, stop=lambda: True)
     late = grid()
     bench.run(late, LONG, expected=expected)
-    sent = next(m for s, m, a in late.log if s == "faded" and wire.SHARED in a.content)
-    assert wire.get(sent.content, wire.Order, wire.SHARED).joined == 1
+    sent = next(m for s, m, a in late.log if s == "faded" and messages.SHARED in a.content)
+    assert messages.get(sent.content, messages.Order, messages.SHARED).joined == 1
 
 
 def test_without_a_folder_batchnorm_is_in_flowers_memory(bench: Bench) -> None:
@@ -236,7 +236,7 @@ def test_affine_is_released_only_by_sites_that_agreed(bench: Bench) -> None:
     names = load(released.read_bytes())
     assert names
     assert not [name for name in names if "running" in name or "num_batches" in name]
-    given = {s for s, _, answer in grid.log if wire.AFFINE in answer.content}
+    given = {s for s, _, answer in grid.log if messages.AFFINE in answer.content}
     assert given == {"plain"}
 
 

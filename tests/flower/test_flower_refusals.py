@@ -16,11 +16,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load, save
 
 from fedbn import registry
-from fedbn.engines.flower import wire
-from fedbn.engines.flower.codec import KEY
-from fedbn.engines.flower.roster import Expected
 from fedbn.errors import ConfigError, TooFewClients
-from fedbn.experiments.events import Event
+from fedbn.experiments.jobs import Event
+from fedbn.flower import messages
+from fedbn.flower.membership import Expected
+from fedbn.flower.messages import KEY
 
 
 def record_of(state) -> ArrayRecord:
@@ -32,9 +32,9 @@ def changed(change):
     """Tamper with the state that `photo` sends back."""
 
     def tamper(site: str, answer: Message) -> Message:
-        if site == "photo" and wire.SHARED in answer.content:
-            state = load(answer.content.array_records[wire.SHARED][KEY].data)
-            answer.content[wire.SHARED] = record_of(change(dict(state)))
+        if site == "photo" and messages.SHARED in answer.content:
+            state = load(answer.content.array_records[messages.SHARED][KEY].data)
+            answer.content[messages.SHARED] = record_of(change(dict(state)))
         return answer
 
     return tamper
@@ -45,7 +45,7 @@ def said(**values):
 
     def tamper(site: str, answer: Message) -> Message:
         record = answer.content.config_records.get("answer")
-        if site == "photo" and record and wire.SHARED in answer.content:
+        if site == "photo" and record and messages.SHARED in answer.content:
             text = json.dumps({**json.loads(record["json"]), **values})
             answer.content["answer"] = ConfigRecord({"json": text})
         return answer
@@ -69,15 +69,17 @@ def spoiled(number):
 
 
 def extra_record(site: str, answer: Message) -> Message:
-    if site == "photo" and wire.SHARED in answer.content:
+    if site == "photo" and messages.SHARED in answer.content:
         answer.content["more"] = record_of({"bn1.weight": torch.ones(3)})
     return answer
 
 
 def not_safetensors(site: str, answer: Message) -> Message:
-    if site == "photo" and wire.SHARED in answer.content:
+    if site == "photo" and messages.SHARED in answer.content:
         data = (10**14).to_bytes(8, "little") + b"{}"
-        answer.content[wire.SHARED] = ArrayRecord({KEY: Array("uint8", (10,), "safetensors", data)})
+        answer.content[messages.SHARED] = ArrayRecord(
+            {KEY: Array("uint8", (10,), "safetensors", data)}
+        )
     return answer
 
 
@@ -140,7 +142,7 @@ def test_a_silent_reset_of_batchnorm_is_refused(bench: Bench) -> None:
 
 def test_a_straggler_is_left_out_and_named(bench: Bench) -> None:
     bench.limits = type(bench.limits)(wait=0.5, round=0.3, grace=0, poll=0.01, look=10)
-    bench.run(bench.grid(lambda s, a: None if s == "photo" and wire.SHARED in a.content else a))
+    bench.run(bench.grid(lambda s, a: None if s == "photo" and messages.SHARED in a.content else a))
     assert "round 1: photo is left out: no answer within 0.3 s; a later one is discarded" in (
         bench.notes()
     )
@@ -151,7 +153,7 @@ def test_a_node_that_restarts_is_asked_again_and_the_result_is_the_same(bench: B
     lost = []
 
     def tamper(site: str, answer: Message) -> Message | None:
-        if site == "photo" and wire.SHARED in answer.content and not lost:
+        if site == "photo" and messages.SHARED in answer.content and not lost:
             lost.append(answer)
             grid.activated["photo"] = "second"
             return None
@@ -165,7 +167,7 @@ def test_a_node_that_restarts_is_asked_again_and_the_result_is_the_same(bench: B
 
 def test_an_answer_by_another_node_is_refused(bench: Bench) -> None:
     def tamper(site: str, answer: Message) -> Message:
-        if site == "photo" and wire.SHARED in answer.content:
+        if site == "photo" and messages.SHARED in answer.content:
             answer.metadata.__dict__["_src_node_id"] = 999
         return answer
 
@@ -244,27 +246,30 @@ def test_a_site_takes_a_part_whose_module_it_trusts_however_it_is_written(
     monkeypatch.setattr(sys, "path", list(sys.path))
     grid = bench.grid()
     bench.run(grid)
-    known = wire.get(grid.log[0][1].content, wire.Order)
+    known = messages.get(grid.log[0][1].content, messages.Order)
     order = known.model_copy(update={"method": "fedbn + sites_own_parts:l1"})
     site = bench.site("plain")
     with pytest.raises(ConfigError, match="only with --trust sites_own_parts"):
-        site.answer(wire.put(order), RecordDict())
+        site.answer(messages.put(order), RecordDict())
     assert "sites_own_parts" not in sys.modules
     registry.trust("sites_own_parts")
-    assert wire.get(site.answer(wire.put(order), RecordDict()), wire.Hello).member.name == "plain"
+    assert (
+        messages.get(site.answer(messages.put(order), RecordDict()), messages.Hello).member.name
+        == "plain"
+    )
 
 
 def test_a_site_refuses_another_version_and_another_federation(bench: Bench) -> None:
     grid = bench.grid()
     bench.run(grid)
-    order = wire.get(grid.log[0][1].content, wire.Order)
+    order = messages.get(grid.log[0][1].content, messages.Order)
     site = bench.site("plain")
     for change, reason in (
         ({"version": "9"}, "fedbn 9 at the"),
         ({"federation": "x"}, "another fed"),
     ):
         with pytest.raises(Exception, match=reason):
-            site.answer(wire.put(order.model_copy(update=change)), RecordDict())
+            site.answer(messages.put(order.model_copy(update=change)), RecordDict())
 
 
 def test_a_robust_aggregator_bounds_a_sign_flip(bench: Bench) -> None:

@@ -15,9 +15,9 @@ from safetensors.torch import load
 from fedbn.core.federation import Split
 from fedbn.core.rounds import RunState, initial_state
 from fedbn.core.state import Kind, entries
-from fedbn.engines.flower import wire
-from fedbn.experiments.loading import checked
-from fedbn.experiments.settings import jobs
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import jobs
+from fedbn.flower import messages
 from fedbn.runs import checkpoints, metrics
 
 
@@ -103,4 +103,4 @@ def test_no_byte_of_batchnorm_travels(bench: Bench) -> None:
                     counted += len(state)
                     assert {kinds[name] for name in state} == {Kind.WEIGHT}
     assert counted > 0
-    assert wire.length(grid.log[-1][1].content) > 0
+    assert messages.length(grid.log[-1][1].content) > 0

@@ -20,8 +20,8 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from flower_bench import SITES, digits, in_one_process
 from flower_processes import by_key
 
-from fedbn.engines.flower.control import APP
-from fedbn.engines.flower.processes import environment, free_port, listens
+from fedbn.flower.internals_node import environment, free_port, listens
+from fedbn.flower.internals_server import APP
 from fedbn.runs import metrics
 
 pytestmark = pytest.mark.slow_federation

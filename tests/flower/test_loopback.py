@@ -14,13 +14,13 @@ from safetensors.torch import load
 
 from fedbn.core.rounds import initial_state
 from fedbn.core.state import entries
-from fedbn.engines.flower import demo, serving
-from fedbn.engines.flower.control import grid_of, set_environment
-from fedbn.engines.flower.post import Limits
-from fedbn.engines.flower.quick import quicken
-from fedbn.engines.flower.server_app import Service, serve
-from fedbn.experiments.loading import checked
-from fedbn.experiments.settings import jobs
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import jobs
+from fedbn.flower import server_app
+from fedbn.flower.internals_node import quicken
+from fedbn.flower.internals_server import grid_of, set_environment
+from fedbn.flower.messaging import Limits
+from fedbn.flower.server_app import Service, serve
 from fedbn.runs import checkpoints, metrics
 
 pytestmark = [
@@ -58,7 +58,7 @@ class Tapped:
 
 
 def sites_of(folder):
-    return lambda: serving.expected_sites(folder, None)
+    return lambda: server_app.expected_sites(folder, None)
 
 
 def batchnorm_bytes(contents, plan) -> int:
@@ -79,23 +79,23 @@ def batchnorm_bytes(contents, plan) -> int:
 
 
 def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
-    folder = demo.make(tmp_path / "fed")
+    folder = server_app.make(tmp_path / "fed")
     tapped = {}
-    with demo.running(folder, SITES):
+    with server_app.running(folder, SITES):
         set_environment(folder)
         quicken()
         for method in METHODS:
             raw = {**RAW, "methods": [method]}
-            run = serving.run_folder(folder, method)
+            run = server_app.run_folder(folder, method)
             limits = Limits(wait=120, round=120)
             service = Service(folder.read().id, sites_of(folder), run, limits=limits)
-            with serving.begun(run, raw), grid_of(folder) as grid:
+            with server_app.begun(run, raw), grid_of(folder) as grid:
                 tapped[method] = Tapped(grid)
                 serve(tapped[method], checked(raw), service)
     for method in METHODS:
         raw = {**RAW, "methods": [method]}
         plan, wanted, records = in_one_process(raw, digits())
-        run = serving.run_folder(folder, method)
+        run = server_app.run_folder(folder, method)
         place = run.job(*jobs(checked(raw))[0].key)
         found, _ = checkpoints.newest(place, replace(initial_state(plan), local={}))
         for name, value in wanted.shared.state.items():

@@ -24,11 +24,10 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode import node_auth_http_interceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from fedbn.engines.flower.bundle import read_bundle
-from fedbn.engines.flower.certificates import public_bytes
-from fedbn.engines.flower.control import Control
-from fedbn.engines.flower.folder import write_private
-from fedbn.engines.flower.processes import environment
+from fedbn.flower.credentials import public_bytes, read_bundle
+from fedbn.flower.federation_folder import write_private
+from fedbn.flower.internals_node import environment
+from fedbn.flower.internals_server import Control
 
 pytestmark = [
     pytest.mark.slow_federation,

@@ -20,12 +20,12 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from cryptography import x509
 
-from fedbn.engines.flower import certificates, demo, joining, serving
-from fedbn.engines.flower.bundle import read_bundle
-from fedbn.engines.flower.control import Control, runtime_client
-from fedbn.engines.flower.folder import write_private
-from fedbn.engines.flower.processes import Child, environment, free_port, listens
 from fedbn.errors import FedbnError
+from fedbn.flower import credentials, server_app, site_app
+from fedbn.flower.credentials import read_bundle
+from fedbn.flower.federation_folder import write_private
+from fedbn.flower.internals_node import Child, environment, free_port, listens, runtime_client
+from fedbn.flower.internals_server import Control
 
 pytestmark = [
     pytest.mark.slow_federation,
@@ -35,8 +35,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = demo.make(tmp_path_factory.mktemp("strangers") / "fed", ["plain"])
-    with serving.server(made, "127.0.0.1"):
+    made = server_app.make(tmp_path_factory.mktemp("strangers") / "fed", ["plain"])
+    with server_app.server(made, "127.0.0.1"):
         yield made
 
 
@@ -60,8 +60,8 @@ def altered(folder, tmp_path: Path, **changes: object) -> Path:
 
 
 def test_a_site_with_the_wrong_authority_is_refused(folder, tmp_path) -> None:
-    other = certificates.make_authority("other", 10)
-    file = altered(folder, tmp_path, ca=certificates.certificate_bytes(other.certificate))
+    other = credentials.make_authority("other", 10)
+    file = altered(folder, tmp_path, ca=credentials.certificate_bytes(other.certificate))
     code, text = join(file, tmp_path)
     assert code == 3, text
     assert "signed by another authority" in text
@@ -83,7 +83,7 @@ def at_another_address(folder, tmp_path: Path) -> Iterator[Path]:
             probe.bind(("127.0.0.2", port))
     except OSError:
         pytest.skip("this machine has no second address on the loopback")
-    moved = demo.FederationFolder(tmp_path / "moved")
+    moved = server_app.FederationFolder(tmp_path / "moved")
     shutil.copytree(folder.path, moved.path, ignore=shutil.ignore_patterns("*.db*", "*.log"))
     text = moved.info_file.read_text().replace(str(folder.read().port), str(port))
     moved.info_file.write_text(text)
@@ -95,7 +95,7 @@ def at_another_address(folder, tmp_path: Path) -> Iterator[Path]:
 def link(folder, host: str = "127.0.0.1") -> Iterator[Child]:
     """Flower's server alone, where its certificate is not in order."""
     arguments = [str(folder.path), host]
-    child = Child("fedbn.engines.flower.link", arguments, folder.home, folder.path / "log")
+    child = Child("fedbn.flower.internals_server", arguments, folder.home, folder.path / "log")
     try:
         begun = time.monotonic()
         while not listens(host, folder.read().port):
@@ -109,7 +109,7 @@ def link(folder, host: str = "127.0.0.1") -> Iterator[Child]:
 
 def node_says(file: Path, tmp_path: Path, words: tuple[str, ...]) -> str:
     """Start Flower's own node, without looking at the server first; wait for one of the words."""
-    node = joining._start_node(read_bundle(file), tmp_path / "node", b"s" * 32, free_port())
+    node = site_app._start_node(read_bundle(file), tmp_path / "node", b"s" * 32, free_port())
     try:
         begun = time.monotonic()
         while not any(word in node.said() for word in words) and node.status() is None:
@@ -121,7 +121,7 @@ def node_says(file: Path, tmp_path: Path, words: tuple[str, ...]) -> str:
 
 
 def test_an_unregistered_key_is_refused(folder, tmp_path) -> None:
-    stranger = certificates.ssh_private_bytes(certificates.make_key())
+    stranger = credentials.ssh_private_bytes(credentials.make_key())
     code, text = join(altered(folder, tmp_path, key=stranger), tmp_path)
     assert code == 1, text
     assert "does not know the key of site plain" in text
@@ -130,15 +130,15 @@ def test_an_unregistered_key_is_refused(folder, tmp_path) -> None:
 @contextmanager
 def expired(tmp_path: Path) -> Iterator[Path]:
     """A server whose certificate ended in 2020; gives a site's bundle."""
-    folder = demo.make(tmp_path / "expired", ["plain"])
-    authority = certificates.Authority(
-        certificates.serialization.load_pem_private_key(folder.ca_key.read_bytes(), None),
+    folder = server_app.make(tmp_path / "expired", ["plain"])
+    authority = credentials.Authority(
+        credentials.serialization.load_pem_private_key(folder.ca_key.read_bytes(), None),
         x509.load_pem_x509_certificate(folder.ca.read_bytes()),
     )
     begins = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    key, certificate = certificates.make_server_certificate(authority, ["127.0.0.1"], 30, begins)
-    write_private(folder.key, certificates.private_bytes(key))
-    folder.certificate.write_bytes(certificates.certificate_bytes(certificate))
+    key, certificate = credentials.make_server_certificate(authority, ["127.0.0.1"], 30, begins)
+    write_private(folder.key, credentials.private_bytes(key))
+    folder.certificate.write_bytes(credentials.certificate_bytes(certificate))
     with link(folder):
         yield folder.bundle("plain")
 
@@ -154,8 +154,8 @@ REFUSED = ("certificate verify failed", "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_flowers_own_node_refuses_the_wrong_authority(folder, tmp_path) -> None:
-    other = certificates.make_authority("other", 10)
-    file = altered(folder, tmp_path, ca=certificates.certificate_bytes(other.certificate))
+    other = credentials.make_authority("other", 10)
+    file = altered(folder, tmp_path, ca=credentials.certificate_bytes(other.certificate))
     said = node_says(file, tmp_path, REFUSED)
     assert any(word in said for word in REFUSED), said
     assert "SuperNode ID" not in said
@@ -202,7 +202,7 @@ def test_a_plain_node_never_gets_in(folder, tmp_path) -> None:
     port = folder.read().port
     flags = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--max-retries", "1"]
     flags += ["--isolation", "process", "--port", str(free_port())]
-    node = Child("fedbn.engines.flower.node", flags, tmp_path, tmp_path / "log")
+    node = Child("fedbn.flower.internals_node", flags, tmp_path, tmp_path / "log")
     try:
         begun = time.monotonic()
         while node.status() is None and time.monotonic() - begun < 60:
@@ -215,7 +215,7 @@ def test_a_plain_node_never_gets_in(folder, tmp_path) -> None:
 def test_only_the_operator_starts_runs_and_takes_tasks(folder, tmp_path) -> None:
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-    thief = demo.FederationFolder(tmp_path / "copy")
+    thief = server_app.FederationFolder(tmp_path / "copy")
     shutil.copytree(folder.path, thief.path, ignore=shutil.ignore_patterns("*.db*"))
     write_private(thief.secret, b"a guess")
     with Control(thief) as control, pytest.raises(FedbnError, match="refused"):
@@ -227,5 +227,5 @@ def test_only_the_operator_starts_runs_and_takes_tasks(folder, tmp_path) -> None
 
 
 def test_a_port_in_use_is_said(folder) -> None:
-    with pytest.raises(FedbnError, match="is in use"), serving.server(folder, "127.0.0.1"):
+    with pytest.raises(FedbnError, match="is in use"), server_app.server(folder, "127.0.0.1"):
         pass

@@ -20,18 +20,18 @@ from typer.testing import CliRunner
 from fedbn import registry
 from fedbn.cli.federation import group
 from fedbn.core.state import entries, schema_hash
-from fedbn.engines.flower import demo, reaching, survey
-from fedbn.engines.flower.roster import Expected, digest
 from fedbn.errors import ConfigError, TooFewClients
-from fedbn.experiments.loading import checked
+from fedbn.experiments.configuration import checked
+from fedbn.flower import preflight, server_app
+from fedbn.flower.membership import Expected, digest
 from fedbn.runs import metrics
 
 KEYS = {name.encode(): name for name in SITES}
 
 
 def asked(grid: FakeGrid, raw=RAW) -> list[tuple[bool, str]]:
-    questions = survey.orders(checked(raw), "fed")
-    return list(survey.ask_sites(grid, questions, Expected(SITES, KEYS, 2)))
+    questions = server_app.orders(checked(raw), "fed")
+    return list(server_app.ask_sites(grid, questions, Expected(SITES, KEYS, 2)))
 
 
 def test_every_site_shows_the_hashes_of_its_model_and_classes(bench: Bench) -> None:
@@ -113,7 +113,7 @@ def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
 def test_a_best_round_that_no_site_would_use_is_refused() -> None:
     raw = {**RAW, "evaluation": {"report": "best", "validation": 0.2}}
     with pytest.raises(ConfigError, match="BatchNorm of the last round"):
-        survey.orders(checked(raw), "fed")
+        server_app.orders(checked(raw), "fed")
 
 
 def test_a_gpu_here_and_none_there_is_each_sites_own_choice(bench: Bench) -> None:
@@ -165,7 +165,7 @@ def test_weights_that_changed_since_the_run_began_are_refused(bench: Bench, tmp_
 
 
 def test_a_site_examines_itself_without_a_server(tmp_path) -> None:
-    folder = demo.make(tmp_path / "fed")
+    folder = server_app.make(tmp_path / "fed")
     toml = tmp_path / "mine.toml"
     toml.write_text('methods = ["fedbn"]\n[model]\nname = "small_cnn"\n')
     bundle = str(folder.bundle("plain"))
@@ -183,9 +183,9 @@ def test_a_site_examines_itself_without_a_server(tmp_path) -> None:
 @pytest.mark.parametrize(("ahead", "fine"), [(0, True), (4, True), (6, False), (-299, True)])
 def test_clocks_must_agree_as_far_as_flower_asks(ahead: float, fine: bool) -> None:
     if fine:
-        assert reaching._checked(ahead) == ahead
+        assert preflight._checked(ahead) == ahead
     else:
         with pytest.raises(ConfigError, match="the clock here is 6 s ahead of the server's"):
-            reaching._checked(ahead)
+            preflight._checked(ahead)
     with pytest.raises(ConfigError, match="the clock here is 3,600 s behind the server's"):
-        reaching._checked(-3600)
+        preflight._checked(-3600)

@@ -7,21 +7,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from fedbn import methods, registry
-from fedbn.core.aggregators import Krum, krum, mean, median, multi_krum, trimmed_mean
-from fedbn.core.method import Method, Part
-from fedbn.core.penalties import Proximal, proximal
-from fedbn.core.selectors import local
-from fedbn.core.server import server_adagrad, server_adam, server_momentum, server_yogi
+from fedbn.core.aggregation import (
+    Krum,
+    krum,
+    mean,
+    median,
+    multi_krum,
+    server_adagrad,
+    server_adam,
+    server_momentum,
+    server_yogi,
+    trimmed_mean,
+)
+from fedbn.core.method import Method, Part, Proximal, local, proximal
 from fedbn.errors import ConfigError, FedbnError
-from fedbn.methods import parse_method
-from fedbn.methods._spec import PARTS
-from fedbn.methods.fedavg import fedavg
-from fedbn.methods.fedbn import fedbn
-from fedbn.methods.fedprox import fedprox
+from fedbn.methods import PARTS, parse_method
+from fedbn.methods.paper import fedavg, fedbn, fedprox
 
 
 @pytest.mark.parametrize("name", registry.names(methods))
@@ -113,7 +117,7 @@ def test_mu_of_the_configuration_fills_what_is_not_written():
         ("math:nothing", "unknown method 'nothing'"),
         ("math:log", "no signature found"),
         ("fedbn+math:sqrt", "method 'math:sqrt'"),
-        ("fedbn.core.penalties:proximal", "gives a Proximal, not a Method"),
+        ("fedbn.core.method:proximal", "gives a Proximal, not a Method"),
     ],
 )
 def test_what_cannot_be_read_is_explained(spec: str, text: str):

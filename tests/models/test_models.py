@@ -7,12 +7,7 @@ import torch
 from torch import nn
 
 from fedbn.errors import ConfigError
-from fedbn.models.abide_net import abide_net
-from fedbn.models.alexnet import alexnet
-from fedbn.models.digit_cnn import digit_cnn
-from fedbn.models.mlp import mlp
-from fedbn.models.small_cnn import small_cnn
-from fedbn.models.two_layer import two_layer
+from fedbn.models.networks import abide_net, alexnet, digit_cnn, mlp, small_cnn, two_layer
 
 DIGIT_CNN = [  # appendix, digits: Conv2D(in, out, 5, 1, 2), BN; dense 6272-2048-512-10
     ("0.weight", (64, 3, 5, 5)),

@@ -1,6 +1,6 @@
 import pytest
 
-from fedbn.models._suggest import suggested
+from fedbn.models import suggested
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from fedbn.errors import ConfigError
-from fedbn.results.changes import changes
-from fedbn.results.compare import Side, compare
-from fedbn.results.compare_text import markdown
+from fedbn.results.comparison import Side, changes, compare, markdown
 from scores import record
 
 

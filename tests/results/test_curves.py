@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedbn.results.curves import draw_curves
-from fedbn.results.style import colours
+from fedbn.results.figures import colours, draw_curves
 from scores import record
 
 
@@ -45,7 +44,7 @@ def test_of_many_clients_some_are_drawn_from_the_worst_to_the_best(
         heads.append(figure.legends[0].get_title().get_text())
         heads.append(f"{len(figure.axes)}")
 
-    monkeypatch.setattr("fedbn.results.curves._panel", panel)
+    monkeypatch.setattr("fedbn.results.figures._panel", panel)
     monkeypatch.setattr(Figure, "savefig", saved)
     names = [f"c{i}" for i in range(clients)]
     lines = [record(0.9, name, round=1) for name in names]  # the last round decides

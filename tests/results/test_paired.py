@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedbn.results.paired import Paired, holm, paired
+from fedbn.results.paired_tests import Paired, holm, paired
 
 
 def test_a_t_test_by_hand() -> None:

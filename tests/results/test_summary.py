@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedbn.results.summary import summarize
+from fedbn.results.aggregate import summarize
 from scores import record
 
 

@@ -11,7 +11,7 @@ import pytest
 from commanding import bits, call, newest
 from fedbn.errors import DamagedRun
 from fedbn.runs import checkpoints
-from fedbn.runs.files import sealed, unsealed
+from fedbn.runs.folder import sealed, unsealed
 
 
 def truncated(checkpoint: Path) -> Path:

@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load_file
 
 from commanding import RECORD_KEYS, bits, call, newest, records, write_sites
-from fedbn.engines.memory import granted
 from fedbn.errors import ConfigError, DamagedRun, FedbnError
+from fedbn.fast.memory import granted
 from fedbn.runs.folder import RunFolder
 
 ROUND = {"shared.safetensors", "local/a.safetensors", "local/b.safetensors", "manifest.json"}

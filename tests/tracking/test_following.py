@@ -12,8 +12,7 @@ import pytest
 from commanding import call, records
 from fedbn.errors import ConfigError
 from fedbn.runs.folder import RunFolder
-from fedbn.tracking._following import Job, Tracking, find_trackers
-from fedbn.tracking._names import Names, numbers
+from fedbn.tracking import Job, Names, Tracking, find_trackers, numbers
 from scores import record
 
 # A user's own tracker: appends what it hears to a file.

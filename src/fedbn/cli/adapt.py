@@ -15,10 +15,10 @@ from fedbn.cli.using import Method, Run, Seed, Setting, opened, say
 
 if TYPE_CHECKING:
     from fedbn.core.federation import Split
-    from fedbn.data._unlabelled import Samples
-    from fedbn.use.adapting import Adaptation, Options
-    from fedbn.use.comparing import Compared
-    from fedbn.use.trained import Trained
+    from fedbn.data.new_samples import Samples
+    from fedbn.trained.adaptation import Adaptation, Compared, Options
+    from fedbn.trained.trained_run import Trained
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -31,6 +31,8 @@ fedbn adapt runs/first --data new_site/ --as clinic --how reestimate --like phot
 fedbn adapt runs/first --data new_site/ --as clinic --how join --rounds 20 --out runs/second
 
 fedbn predict runs/first --client clinic --data tomorrow/             then, like any client"""
+
+
 _ROUNDS = 10
 
 
@@ -96,10 +98,10 @@ def adapt(
     Its statistics are exact over its data, which needs no labels. How far the site lies from
     the known ones is told, with a warning where no way can be trusted.
     """
-    from fedbn.data._unlabelled import read_samples
+    from fedbn.data.new_samples import read_samples
     from fedbn.errors import ConfigError
-    from fedbn.use.adapted import check_site
-    from fedbn.use.adapting import options_of
+    from fedbn.trained.adaptation import options_of
+    from fedbn.trained.local_parts import check_site
 
     if test is not None and not compare and how is not How.JOIN:
         raise ConfigError("--test is for --compare and for --how join")
@@ -129,8 +131,8 @@ def _compared(
     options: Options,
     rounds: int | None,
 ) -> list[Compared]:
-    from fedbn.use.comparing import compare, divided
-    from fedbn.use.joining import labelled, own_test
+    from fedbn.trained.adaptation import compare, divided
+    from fedbn.trained.joining import labelled, own_test
 
     held = own_test(trained, samples, data, test)
     adapting, scoring = divided(_checked(trained, labelled(samples, data)), held, site)
@@ -145,13 +147,13 @@ def _compared(
 def _checked(trained: Trained, split: Split) -> Split:
     from dataclasses import replace
 
-    from fedbn.use.inference import samples_of
+    from fedbn.trained.trained_run import samples_of
 
     return replace(split, x=samples_of(split.x, trained.inputs, "the data"))
 
 
 def _best(found: list[Compared]) -> str:
-    from fedbn.use.comparing import best
+    from fedbn.trained.adaptation import best
 
     return best(found)
 
@@ -175,7 +177,7 @@ def _store(
     import torch
 
     from fedbn.core.federation import Split
-    from fedbn.use.adapting import with_site
+    from fedbn.trained.adaptation import with_site
 
     labels = torch.zeros(len(samples), dtype=torch.int64) if samples.y is None else samples.y
     data = _checked(trained, Split(samples.x, labels))
@@ -207,8 +209,8 @@ def _join(
     trained: Trained, site: str, data: Path, test: Path | None, out: Path | None, rounds: int
 ) -> None:
     from fedbn.cli.launching import launch
-    from fedbn.experiments.loading import held_experiment
-    from fedbn.use.joining import prepare_join
+    from fedbn.experiments.configuration import held_experiment
+    from fedbn.trained.joining import prepare_join
 
     assert trained.folder is not None
     target = out or trained.folder.with_name(f"{trained.folder.name}-{site}")

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from fedbn.experiments.events import Event, Key
+from fedbn.experiments.jobs import Event, Key
 
 _LEAST = 3  # measured rounds; fewer say nothing
 

@@ -11,7 +11,8 @@ import typer
 from fedbn.cli.output import emit, plain, stdout_console
 
 if TYPE_CHECKING:
-    from fedbn.results.compare import Comparison, Side
+    from fedbn.results.comparison import Comparison, Side
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -47,7 +48,7 @@ def compare(
 ) -> None:
     """Compare two runs, or two methods of one run, by a paired test over their seeds."""
     from fedbn.errors import ConfigError
-    from fedbn.results.compare import compare as compared
+    from fedbn.results.comparison import compare as compared
 
     names = _split(methods or "")
     if len(runs) > 2:
@@ -75,8 +76,8 @@ def _split(text: str) -> list[str]:
 
 
 def _side(path: Path) -> Side:
-    from fedbn.experiments.loading import held_experiment
-    from fedbn.results.compare import Side
+    from fedbn.experiments.configuration import held_experiment
+    from fedbn.results.comparison import Side
     from fedbn.runs import metrics
     from fedbn.runs.folder import RunFolder
 
@@ -89,7 +90,7 @@ def _side(path: Path) -> Side:
 def _rendered(found: Comparison, form: Form) -> str:
     import json
 
-    from fedbn.results.compare_text import markdown
+    from fedbn.results.comparison import markdown
 
     if form is Form.MD:
         return markdown(found)
@@ -97,7 +98,7 @@ def _rendered(found: Comparison, form: Form) -> str:
 
 
 def _print(found: Comparison) -> None:
-    from fedbn.results.compare_text import SCORES, explanation, score_rows
+    from fedbn.results.comparison import SCORES, explanation, score_rows
 
     console = stdout_console()
     if found.a != found.b:

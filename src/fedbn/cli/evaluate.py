@@ -15,8 +15,9 @@ from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, 
 
 if TYPE_CHECKING:
     from fedbn.core.federation import Split
-    from fedbn.use.matrix import Matrix
-    from fedbn.use.trained import Trained
+    from fedbn.trained.evaluation import Matrix
+    from fedbn.trained.trained_run import Trained
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -70,7 +71,7 @@ def evaluate(
     by bootstrap. Sites that were adapted are rows like the others.
     """
     from fedbn.errors import ConfigError
-    from fedbn.use.matrix import evaluate_all
+    from fedbn.trained.evaluation import evaluate_all
 
     check_out(out)
     if out is not None and out.suffix.lower() not in (".json", ".csv"):
@@ -89,9 +90,9 @@ def evaluate(
 
 def _tests(trained: Trained, data: Path) -> dict[str, Split]:
     from fedbn.core.federation import Split
-    from fedbn.data._unlabelled import read_samples
+    from fedbn.data.new_samples import read_samples
     from fedbn.errors import DataError
-    from fedbn.use.inference import samples_of
+    from fedbn.trained.trained_run import samples_of
 
     samples = read_samples(data, trained.inputs)
     for text in samples.notes:

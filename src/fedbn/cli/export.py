@@ -12,7 +12,8 @@ from fedbn.cli.output import emit, printable
 from fedbn.cli.using import Method, Run, Seed, Setting, opened
 
 if TYPE_CHECKING:
-    from fedbn.use.export import Exported
+    from fedbn.trained.export import Exported
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -59,7 +60,7 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""
-    from fedbn.use.export import export as exported
+    from fedbn.trained.export import export as exported
 
     trained = opened(run, method, seed, setting)
     found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)

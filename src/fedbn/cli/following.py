@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedbn.cli.progress import Progress
-from fedbn.experiments.events import Event, Key
+from fedbn.experiments.jobs import Event, Key
 from fedbn.runs.folder import RunFolder
-from fedbn.tracking._following import Make, Tracking
+from fedbn.tracking import Make, Tracking
 
 
 class Following:

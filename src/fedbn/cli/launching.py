@@ -11,17 +11,16 @@ from fedbn.cli.following import Following
 from fedbn.cli.output import print_json, print_summary
 from fedbn.cli.progress import make_progress
 from fedbn.cli.stopping import Stopper
-from fedbn.core.foreign import held_exits
-from fedbn.engines.memory import keep_freed_memory
+from fedbn.core.user_code import held_exits
 from fedbn.errors import Interrupted
-from fedbn.experiments.loading import held_experiment
-from fedbn.experiments.plans import Planner
+from fedbn.experiments.configuration import held_experiment
+from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
+from fedbn.fast.memory import keep_freed_memory
 from fedbn.runs import metrics
-from fedbn.runs.files import explained
-from fedbn.runs.folder import RunFolder
-from fedbn.tracking._following import find_trackers
+from fedbn.runs.folder import RunFolder, explained
+from fedbn.tracking import find_trackers
 
 
 def launch(
@@ -71,8 +70,8 @@ def train(
 
 def show(folder: RunFolder, as_json: bool) -> None:
     """Print the table and draw the learning curves."""
-    from fedbn.results.curves import draw_curves
-    from fedbn.results.summary import summarize
+    from fedbn.results.aggregate import summarize
+    from fedbn.results.figures import draw_curves
 
     experiment = held_experiment(folder)
     records = metrics.read(folder.metrics)

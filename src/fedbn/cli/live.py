@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from fedbn.cli.clock import Clock
 from fedbn.cli.output import printable
 from fedbn.cli.progress import job_name, remark
-from fedbn.experiments.events import Event, Key
+from fedbn.experiments.jobs import Event, Key
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
+
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MAX_JOBS, _MAX_CLIENTS = 6, 10

@@ -32,12 +32,12 @@ def ls(
 
 
 def _found() -> dict[str, dict[str, str]]:
-    import fedbn.data
+    import fedbn.datasets
     import fedbn.methods
     import fedbn.models
     from fedbn import registry
-    from fedbn.experiments.catalogue import experiments
-    from fedbn.methods._spec import PARTS
+    from fedbn.experiments.configuration import experiments
+    from fedbn.methods import PARTS
 
     def told(package: object, what: str) -> dict[str, str]:
         names = registry.names(package)  # type: ignore[arg-type]
@@ -47,7 +47,7 @@ def _found() -> dict[str, dict[str, str]]:
         "methods": told(fedbn.methods, "method"),
         "parts, as in fedbn+prox(0.1)": {n: _first_line(part) for n, part in PARTS.items()},
         "models": told(fedbn.models, "model"),
-        "data sets": told(fedbn.data, "data set"),
+        "data sets": told(fedbn.datasets, "data set"),
         "experiments": experiments(),
     }
 

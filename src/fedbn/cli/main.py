@@ -37,6 +37,7 @@ from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unfore
 # The parser's own errors: click's, or those of the copy of click that newer typers carry.
 _parser: Any = sys.modules[typer.BadParameter.__module__]
 
+
 app = typer.Typer(
     name="fedbn",
     rich_markup_mode="rich",
@@ -45,6 +46,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 fine · 1 the run failed · 2 unknown command or flag · 3 a wrong value · "
     "4 data · 5 too few clients · 6 damaged run files · 130 interrupted, the state saved.",
 )
+
+
 for module in (
     run,
     resume,

@@ -32,6 +32,8 @@ Trust = Annotated[
         help="A module whose code the files may name, as module:callable; may be repeated.",
     ),
 ]
+
+
 Log = Annotated[
     list[str] | None,
     typer.Option(

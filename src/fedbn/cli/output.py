@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedbn.results.summary import Summary
+    from fedbn.results.aggregate import Summary
 
 
 _kept: list[TextIO] = []  # stdout, while a command has it for itself

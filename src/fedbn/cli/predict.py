@@ -12,7 +12,8 @@ from fedbn.cli.output import emit
 from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, write_out
 
 if TYPE_CHECKING:
-    from fedbn.use.predictions import Predictions
+    from fedbn.trained.trained_run import Predictions
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -21,6 +22,8 @@ fedbn predict runs/first --client photo --data scans/                 a table on
 fedbn predict runs/first --client photo --data scans/ --out predictions.csv
 
 fedbn predict runs/first --client clinic --data patients.csv --method fedavg --seed 1"""
+
+
 _SHOWN = 10
 
 
@@ -53,8 +56,8 @@ def predict(
 
     Where the data has labels, the accuracy is told too.
     """
-    from fedbn.data._unlabelled import read_samples
-    from fedbn.use.predictions import predict as predicted
+    from fedbn.data.new_samples import read_samples
+    from fedbn.trained.trained_run import predict as predicted
 
     check_out(out)
     trained = opened(run, method, seed, setting)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fedbn.cli.clock import Clock
 from fedbn.cli.output import printable
-from fedbn.experiments.events import Event
+from fedbn.experiments.jobs import Event
 
 _QUIET_SECONDS = 10.0
 

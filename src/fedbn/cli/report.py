@@ -15,7 +15,8 @@ from fedbn.cli.using import Method, Seed, Setting, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fedbn.results.report.contents import RunContents
+    from fedbn.report.contents import RunContents
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -82,10 +83,9 @@ def _made(
     runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
 ) -> tuple[bytes, list[str]]:
     from fedbn._version import __version__
-    from fedbn.results.report.html import html
-    from fedbn.results.report.markdown import markdown
-    from fedbn.results.report.page import page
-    from fedbn.use.gathering import gather
+    from fedbn.report import page
+    from fedbn.report.document import html, markdown
+    from fedbn.report.reading import gather
 
     found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
     whole = page(found)
@@ -103,7 +103,7 @@ def _said(run: RunContents) -> Iterator[str]:
 
 def _write(file: Path, content: bytes) -> None:
     from fedbn.errors import ConfigError
-    from fedbn.runs.files import explained, write_atomically
+    from fedbn.runs.folder import explained, write_atomically
 
     with explained(file, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -14,14 +14,11 @@ from fedbn.cli.launching import train
 from fedbn.cli.output import emit, printable, stdout_console
 from fedbn.cli.stopping import Stopper
 from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unforeseen
-from fedbn.experiments.loading import checked
-from fedbn.experiments.placing import SCALES
-from fedbn.reproduction import writing
-from fedbn.reproduction.asking import Asked, asked, is_there
-from fedbn.reproduction.entries import ALL, Entry, entries, find
-from fedbn.reproduction.item import Outcome, Records, Request, Scale
-from fedbn.reproduction.producing import produce
-from fedbn.reproduction.showing import shown_run
+from fedbn.experiments.configuration import SCALES, checked
+from fedbn.paper import output
+from fedbn.paper.configurations import Asked, asked, is_there, shown_run
+from fedbn.paper.items import ALL, Entry, Outcome, Records, Request, Scale, entries, find
+from fedbn.paper.output import produce
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 
@@ -163,10 +160,10 @@ def _print(outcome: Outcome, folder: Path) -> None:
         drawn = Table(box=None, pad_edge=False, header_style="bold")
         for column in (*table.head, *table.columns):
             drawn.add_column(escape(column))
-        for line in writing.lines(table):
+        for line in output.lines(table):
             drawn.add_row(*(escape(printable(part)) for part in line))
         console.print(drawn)
-        console.print(escape(writing.notes(table)))
+        console.print(escape(output.notes(table)))
     for remark in outcome.remarks:
         console.print(escape(printable(remark)))
     names = ", ".join(figure.name for figure in outcome.figures)

@@ -25,7 +25,7 @@ def resume(
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
     from fedbn.cli.launching import launch
-    from fedbn.experiments.loading import held_experiment
+    from fedbn.experiments.configuration import held_experiment
     from fedbn.runs.folder import RunFolder
 
     folder = RunFolder(run)

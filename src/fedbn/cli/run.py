@@ -58,9 +58,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Train with one or several methods, compare them, and write a run folder."""
-    from fedbn.experiments import catalogue, loading
+    from fedbn.experiments import configuration
 
-    file = catalogue.find(experiment) if experiment else None
+    file = configuration.find(experiment) if experiment else None
     flags = {
         "methods": method,
         "seeds": seed,
@@ -70,11 +70,11 @@ def run(
         **(
             {}
             if data is None
-            else {"data.path" if loading.looks_like_path(data) else "data.name": data}
+            else {"data.path" if configuration.looks_like_path(data) else "data.name": data}
         ),
     }
     where = str(file or "configuration")
-    raw = loading.request(file, flags, set_ or [], where, scale)
+    raw = configuration.request(file, flags, set_ or [], where, scale)
     if dry_run:
         _dry_run(raw, where, log or [])
     else:
@@ -88,7 +88,7 @@ def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool, log: list[st
     made = folder.begin(raw)
     try:
         from fedbn.cli.launching import launch  # torch takes seconds; the request is safe before
-        from fedbn.experiments.loading import checked
+        from fedbn.experiments.configuration import checked
 
         launch(folder, checked(raw, where), as_json=as_json, log=log)
     except Exception:
@@ -106,10 +106,10 @@ def _new_folder(name: str) -> Path:
 def _dry_run(raw: dict[str, Any], where: str, log: list[str]) -> None:
     import tomli_w
 
-    from fedbn.experiments.loading import checked
-    from fedbn.experiments.plans import Planner, resolved
+    from fedbn.experiments.configuration import checked
+    from fedbn.experiments.planner import Planner, resolved
     from fedbn.experiments.runner import prepare
-    from fedbn.tracking._following import find_trackers
+    from fedbn.tracking import find_trackers
 
     find_trackers(log)
     experiment, planner = checked(raw, where), Planner()

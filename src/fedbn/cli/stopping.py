@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from os import _exit  # the real one, whatever stands in its place during a run
+from os import _exit
 from types import FrameType
 
 _SHOW_CURSOR = "\x1b[?25h"  # a bar hides it

@@ -32,12 +32,12 @@ def theory(
     """
     import sys
 
-    from fedbn.runs.files import write_atomically
-    from fedbn.theory import study
+    from fedbn.paper.theory import study
+    from fedbn.runs.folder import write_atomically
 
     found = study(width=width, alpha=alpha, steps=steps, seed=seed)
     if out is not None:
-        from fedbn.results.theory_figure import draw_theory
+        from fedbn.paper.paper_figures import draw_theory
 
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "theory.json", (found.to_json() + "\n").encode())

@@ -12,14 +12,21 @@ import typer
 from fedbn.cli.output import printable
 
 if TYPE_CHECKING:
-    from fedbn.use.trained import Trained
+    from fedbn.trained.trained_run import Trained
+
 
 Run = Annotated[Path, typer.Argument(help="The run folder.")]
+
+
 Method = Annotated[
     str | None,
     typer.Option(help="Which method of the run; fedbn if it is there, else the first."),
 ]
+
+
 Seed = Annotated[int | None, typer.Option(help="Which seed; the first unless given.")]
+
+
 Setting = Annotated[
     str | None, typer.Option(help="Which setting of a sweep; the first unless given.")
 ]
@@ -32,7 +39,7 @@ def say(text: str) -> None:
 
 def opened(run: Path, method: str | None, seed: int | None, setting: str | None) -> Trained:
     """Open a run; its remarks go to stderr."""
-    from fedbn.use.opening import open_run
+    from fedbn.trained.opening import open_run
 
     return open_run(run, method=method, seed=seed, setting=setting, notes=say)
 
@@ -54,6 +61,6 @@ def check_out(out: Path | None) -> None:
 def write_out(out: Path, content: bytes) -> None:
     """Write a file that the user named, whole or not at all."""
     from fedbn.errors import ConfigError
-    from fedbn.runs.files import write_atomically
+    from fedbn.runs.folder import write_atomically
 
     write_atomically(out, content, ConfigError)

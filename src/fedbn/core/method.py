@@ -1,21 +1,169 @@
-"""A method is a value: what is shared, what is added to the loss, how the server combines.
+"""Which entries a method shares: the first of the three questions a method answers.
+
+What a method adds to the local loss: the second of the three questions.
+
+A method is a value: what is shared, what is added to the loss, how the server combines.
 
 Every method of the paper (section 5) is one `Method`; every engine runs it from this value alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol, runtime_checkable
 
-from fedbn.core.aggregators import Aggregator, Mean, Weighted
+import torch
+from torch import Tensor
+
+from fedbn.core.aggregation import Aggregator, Mean, ServerOptimizer, Weighted
 from fedbn.core.packing import Pack
-from fedbn.core.penalties import Penalty
-from fedbn.core.selectors import BATCHNORM, Selector, everything, local
-from fedbn.core.server import ServerOptimizer
 from fedbn.core.state import Entry, Kind, State
-from fedbn.errors import ConfigError, ModelError
+from fedbn.errors import ConfigError, ModelError, unknown
+
+BATCHNORM = frozenset({Kind.BN_AFFINE, Kind.BN_STATISTIC})
+
+
+# The words a user may write for a group of kinds, as in `fedbn+local(instance)`.
+_GROUPS: dict[str, frozenset[Kind]] = {
+    "bn": BATCHNORM,
+    "instance": frozenset({Kind.INSTANCE_AFFINE, Kind.INSTANCE_STATISTIC}),
+    "norm": frozenset({Kind.NORM_AFFINE}),
+    **{str(kind): frozenset({kind}) for kind in Kind},
+}
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Shares every entry but those of some kinds and those whose name matches a pattern.
+
+    Attributes:
+        local_kinds: Kinds that stay with the client.
+        local_names: Shell patterns (`classifier.*`) of names that stay with the client; for
+            methods that keep a head or an encoder, never needed to find BatchNorm.
+
+    Examples:
+        >>> bias = Entry("fc.bias", Kind.WEIGHT, (2,), __import__("torch").float32, True)
+        >>> all_but(Kind.BN_AFFINE)(bias), (all_but() | local("fc.*"))(bias)
+        (True, False)
+    """
+
+    local_kinds: frozenset[Kind] = frozenset()
+    local_names: tuple[str, ...] = ()
+
+    def __call__(self, entry: Entry) -> bool:
+        """Tell whether the entry is shared."""
+        names = (entry.name, entry.alias_of or entry.name)
+        return entry.kind not in self.local_kinds and not any(
+            fnmatchcase(name, pattern) for pattern in self.local_names for name in names
+        )
+
+    def __or__(self, other: Selector) -> Selector:
+        """Keep local what either of the two keeps local."""
+        names = dict.fromkeys(self.local_names + other.local_names)
+        return Selector(self.local_kinds | other.local_kinds, tuple(names))
+
+    @property
+    def label(self) -> str:
+        """The selector as one writes it on the command line."""
+        names = [repr(name) for name in self.local_names]
+        return f"local({', '.join([*sorted(self.local_kinds), *names])})"
+
+
+def everything() -> Selector:
+    """Share all entries, the statistics of BatchNorm included."""
+    return Selector()
+
+
+def nothing() -> Selector:
+    """Share no entry."""
+    return Selector(local_kinds=frozenset(Kind))
+
+
+def all_but(*kinds: Kind) -> Selector:
+    """Share all entries but those of the kinds given."""
+    return Selector(local_kinds=frozenset(kinds))
+
+
+def local(*what: str) -> Selector:
+    """Name further entries that stay local: groups or kinds by word, or patterns of names.
+
+    Examples:
+        >>> sorted(local("instance").local_kinds)
+        [<Kind.INSTANCE_AFFINE: 'instance_affine'>, <Kind.INSTANCE_STATISTIC: 'instance_statistic'>]
+    """
+    kinds: frozenset[Kind] = frozenset()
+    names: list[str] = []
+    for word in what:
+        if word in _GROUPS:
+            kinds |= _GROUPS[word]
+        elif isinstance(word, str) and any(sign in word for sign in ".*?["):
+            names.append(word)
+        else:
+            raise ConfigError(unknown("kind of entry", str(word), _GROUPS))
+    return Selector(kinds, tuple(names))
+
+
+@runtime_checkable
+class Penalty(Protocol):
+    """A term of the local loss, over the shared trainable entries and their anchors.
+
+    The anchor of an entry is the value received at the start of the round.
+    """
+
+    @property
+    def label(self) -> str:
+        """The penalty as one writes it on the command line."""
+
+    def value(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> Tensor:
+        """The term itself; differentiable in `current`."""
+
+
+@runtime_checkable
+class DirectPenalty(Penalty, Protocol):
+    """A penalty that can add its gradient without building a graph."""
+
+    def add_gradient(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> None:
+        """Add the term's gradient to `.grad` of each tensor in `current`."""
+
+
+@dataclass(frozen=True)
+class Proximal:
+    r"""FedProx's term (Li et al. 2018): \(\frac{\mu}{2} \lVert w - w_{received} \rVert^2\).
+
+    Examples:
+        >>> w, received = torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0])
+        >>> Proximal(0.5).value([w], [received])
+        tensor(1.)
+    """
+
+    mu: float
+
+    @property
+    def label(self) -> str:
+        """As on the command line."""
+        return f"prox({self.mu:g})"
+
+    def value(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> Tensor:
+        """The term itself."""
+        terms = [(w - a).square().sum() for w, a in zip(current, anchor, strict=True)]
+        return torch.stack(terms).sum() * (self.mu / 2)
+
+    def add_gradient(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> None:
+        """Add mu (w − w_received) in two passes over the gradients."""
+        with torch.no_grad():
+            for weight, received in zip(current, anchor, strict=True):
+                if weight.grad is not None:
+                    weight.grad.add_(weight, alpha=self.mu).sub_(received, alpha=self.mu)
+
+
+def proximal(mu: float = 0.01) -> Proximal:
+    """Build FedProx's term; mu is 0.01 unless said, the paper's value for images."""
+    if not 0 <= mu < float("inf"):
+        raise ConfigError(f"mu = {mu!r} of the proximal term: legal are finite numbers >= 0")
+    return Proximal(float(mu))
+
 
 Weighting = Literal["uniform", "examples"]
 Part = Penalty | Aggregator | ServerOptimizer | Selector
@@ -34,7 +182,7 @@ class Method:
         pooled: Whether all data is brought together and trained on as one client.
 
     Examples:
-        >>> from fedbn.core.penalties import proximal
+        >>> from fedbn.core.method import proximal
         >>> (Method("mine") | proximal(0.1)).name
         'mine+prox(0.1)'
     """

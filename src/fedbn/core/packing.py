@@ -1,7 +1,7 @@
 """States as a few flat vectors, so that copying, averaging and checking are single passes.
 
-A `Layout` says where each entry lies; a `Pack` is the memory itself. The tensors in `Pack.state`
-are views: writing to one writes to the vector, and the other way round.
+A `StateLayout` says where each entry lies; a `Pack` is the memory itself. The tensors in
+`Pack.state` are views: writing to one writes to the vector, and the other way round.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fedbn.errors import ModelError
 # Entries begin on 64-byte borders, so a kernel sees the same alignment in every copy of a model
 # and gives the same bits.
 _ALIGN = 64
+
+
 _WORTH_LARGE_PAGES = 1 << 22
 
 
@@ -44,13 +46,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """Where each entry of a state lies. Aliases have no place of their own."""
 
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Layout:
+    def of(cls, entries: Iterable[Entry]) -> StateLayout:
         """Lay out the entries that are not aliases, in the order given."""
         return cls(tuple(entry for entry in entries if entry.alias_of is None))
 
@@ -88,7 +90,7 @@ class Layout:
             >>> from torch import nn
             >>> from fedbn.core.state import entries
             >>> layer = nn.Linear(2, 1)
-            >>> Layout.of(entries(layer)).pack(layer.state_dict()).state["bias"].shape
+            >>> StateLayout.of(entries(layer)).pack(layer.state_dict()).state["bias"].shape
             torch.Size([1])
         """
         if fault := self.mismatch(state):
@@ -118,7 +120,7 @@ class Layout:
 class Pack:
     """A state in memory: one vector a group."""
 
-    layout: Layout
+    layout: StateLayout
     vectors: dict[Group, Tensor]
 
     @cached_property

@@ -4,25 +4,109 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedbn.core.federation import Client, Federation
-from fedbn.core.foreign import contained
-from fedbn.core.method import Method
+from fedbn.core.method import BATCHNORM, Method, Weighting
 from fedbn.core.randomness import number, seeded
-from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Kind, entries, unwrap
-from fedbn.core.training import CLASSIFICATION, Objective, Training
+from fedbn.core.user_code import contained
 from fedbn.errors import ConfigError, FedbnError, ModelError
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised, and what is predicted.
+
+    Attributes:
+        loss: The mean loss of a batch, from outputs and targets.
+        predict: The prediction for each output, to compare with its target.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor]
+
+
+CLASSIFICATION = Objective(
+    loss=functional.cross_entropy, predict=lambda outputs: outputs.argmax(dim=1)
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train and how rounds are made of it.
+
+    Attributes:
+        rounds: Communication rounds.
+        local_epochs: Passes over its data that a client makes a round (the paper's E).
+        local_steps: Batches a round, in place of `local_epochs`.
+        batch_size: Samples a batch (the paper's B); None for all at once.
+        last_batch: What is left over at the end of a pass: a batch of its own (`keep`; a single
+            sample joins the batch before it), part of the batch before it (`merge`), or left out
+            of that pass (`drop`).
+        optimizer: Name of a class in `torch.optim`.
+        optimizer_args: Its arguments beside the learning rate.
+        lr: The learning rate.
+        unequal: Whether clients of unequal size train on what they have (`own`) or repeat samples
+            to as many steps as the largest (`repeat`, the paper's appendix E.5).
+        weighting: Weight of a client in a mean.
+        participation: The share of clients that takes part in a round.
+        min_clients: A round with fewer usable updates ends the run.
+        device: Where the model trains.
+    """
+
+    rounds: int = 1
+    local_epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int | None = 32
+    last_batch: Literal["keep", "merge", "drop"] = "keep"
+    optimizer: str = "SGD"
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    lr: float = 0.01
+    unequal: Literal["own", "repeat"] = "own"
+    weighting: Weighting = "uniform"
+    participation: float = 1.0
+    min_clients: int = 1
+    device: str = "cpu"
+
+    def steps(self, samples: int, largest: int) -> int:
+        """Count the batches of a round, for a client and the largest client's samples."""
+        if self.local_steps is not None:
+            return self.local_steps
+        n = largest if self.unequal == "repeat" else samples
+        return self.local_epochs * len(self.sizes(n))
+
+    def sizes(self, n: int) -> list[int]:
+        """Cut a pass over n samples into batches.
+
+        BatchNorm cannot train on one sample, so a last batch of one is never kept.
+
+        Examples:
+            >>> [Training(batch_size=3, last_batch=last).sizes(8) for last in ("keep", "drop")]
+            [[3, 3, 2], [3, 3]]
+        """
+        if self.batch_size is None or n <= self.batch_size:
+            return [n]
+        whole, left = divmod(n, self.batch_size)
+        sizes = [self.batch_size] * whole
+        if self.last_batch == "merge" or (self.last_batch == "keep" and left == 1):
+            sizes[-1] += left
+        elif self.last_batch == "keep" and left:
+            sizes.append(left)
+        return sizes
+
 
 # Below so many samples a batch's own mean and variance say little of the data.
 _FEW = 8
+
+
 _SHOWN = 5
 
 

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbn.core import folding, layouts
-from fedbn.core.aside import Aside, Helpers, worth_it
-from fedbn.core.habits import NONE, Attributes, Habits
+from fedbn import fast
+from fedbn.core import bn_folding
 from fedbn.core.method import Method
-from fedbn.core.packing import Layout, Pack
+from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.randomness import seeded
 from fedbn.core.state import entries, unwrap
+from fedbn.core.user_code import NONE, Attributes, Habits
 from fedbn.errors import ModelError
+from fedbn.fast.weight_gradients import Aside, Helpers, worth_it
 
 
 class Replica:
@@ -46,8 +47,8 @@ class Replica:
         self.habits = habits
         self.model = unwrap(copy.deepcopy(model)).to(device)
         found = entries(self.model)
-        self.shared = Layout.of(method.shared(found)).zeros(device)
-        self.local = Layout.of(method.local(found)).zeros(device)
+        self.shared = StateLayout.of(method.shared(found)).zeros(device)
+        self.local = StateLayout.of(method.local(found)).zeros(device)
         tensors = self.model.state_dict(keep_vars=True)
         for pack in (self.shared, self.local):
             for name, view in pack.state.items():
@@ -65,12 +66,12 @@ class Replica:
         names = [e.name for e in self.shared.layout.entries if e.trainable]
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
-        self._folded: folding.FoldedModel | None = None
+        self._folded: bn_folding.FoldedModel | None = None
         self._scoring: tuple[Pack, Pack] | None = None
         on_cpu = torch.device(device).type == "cpu"
         self.aside = Aside(helpers) if on_cpu and worth_it(self.model) else None
         self._origin = unwrap(model)
-        self._layout: layouts.Layout | None = None
+        self._layout: fast.MemoryFormat | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
             (module, name, module._buffers[name])
@@ -119,22 +120,22 @@ class Replica:
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view
 
-    def layout(self, x: Tensor) -> layouts.Layout:
+    def layout(self, x: Tensor) -> fast.MemoryFormat:
         """How batches like this should lie in memory to train fast; found out once."""
-        return self._layout or self.lay_out(layouts.fastest(self._origin, x))
+        return self._layout or self.lay_out(fast.fastest(self._origin, x))
 
-    def lay_out(self, layout: layouts.Layout) -> layouts.Layout:
+    def lay_out(self, layout: fast.MemoryFormat) -> fast.MemoryFormat:
         """Train with batches laid out like this from now on."""
-        layouts.prepare(self.model, layout)
+        fast.prepare(self.model, layout)
         self._layout = layout
         return layout
 
-    def fold(self, x: Tensor) -> folding.Layout | None:
+    def fold(self, x: Tensor) -> bn_folding.ImageLayout | None:
         """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on.
 
         Gives how images then pass through it; None where nothing is folded.
         """
-        self._folded = None if self.habits.scoring else folding.fold(self.model, x)
+        self._folded = None if self.habits.scoring else bn_folding.fold(self.model, x)
         return None if self._folded is None else self._folded.layout
 
     def scoring_model(self, shared: Pack, local: Pack) -> nn.Module:

@@ -1,4 +1,9 @@
-"""The round, Algorithm 1 of the paper: old state in, new state out, whatever the engine."""
+"""Updates that are finite and still cannot be honest: refused before they reach an aggregator.
+
+What one client does in a round: local training, and scoring a model on a split.
+
+The round, Algorithm 1 of the paper: old state in, new state out, whatever the engine.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,162 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
+from torch import Tensor, nn
 
-from fedbn.core.aggregators import Weighted
-from fedbn.core.federation import Client
-from fedbn.core.foreign import contained
-from fedbn.core.packing import Layout, Pack
-from fedbn.core.plan import Plan
-from fedbn.core.plausible import absurd
+from fedbn.core.aggregation import Weighted
+from fedbn.core.federation import Client, Split
+from fedbn.core.method import DirectPenalty, Penalty, Proximal
+from fedbn.core.packing import Pack, StateLayout
+from fedbn.core.plan import CLASSIFICATION, Objective, Plan, Training
 from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
-from fedbn.core.training import local_train
+from fedbn.core.user_code import contained
 from fedbn.errors import FedbnError, TooFewClients
+from fedbn.fast import MemoryFormat, as_usual
+from fedbn.fast.weight_gradients import Aside, Plainly, PlainSteps
+
+# One round of training never moves a model a thousand times its own length. Statistics of
+# BatchNorm may (unscaled inputs), so only trainable entries are measured.
+_MOST = 1e3
+
+
+def absurd(update: Pack, before: Pack) -> str | None:
+    """Say how an update is absurdly far from where it started, or None where it is not.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbn.core.packing import StateLayout
+        >>> from fedbn.core.state import entries
+        >>> layer = nn.Linear(2, 1)
+        >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())
+        >>> far = StateLayout.of(entries(layer)).pack({n: v + 1e9 for n, v in start.state.items()})
+        >>> absurd(start, start) is None, absurd(far, start) is None
+        (True, False)
+    """
+    groups = [g for g in before.vectors if g.trainable and not g.integer]
+    new, old = ([pack.vectors[g] for g in groups] for pack in (update, before))
+    # |new - old| <= |new| + |old|: two passes without a copy clear nearly every update.
+    length = _length(old)
+    if _length(new) + length <= _MOST * (length + 1):
+        return None
+    doubled = [(n.double(), o.double()) for n, o in zip(new, old, strict=True)]
+    moved, length = _length([n - o for n, o in doubled]), _length([o for _, o in doubled])
+    if moved <= _MOST * (length + 1):
+        return None
+    return f"its update moves the model by {moved:.3g}, the model's own norm is {length:.3g}"
+
+
+def _length(vectors: Sequence[Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(vector)) for vector in vectors))
+
+
+"""Of some samples of a split: the sum of their losses, and the predictions."""
+
+
+def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:
+    """Yield `steps` batches of indices, in passes over `n` samples, each in a new order.
+
+    Args:
+        n: Samples to draw from.
+        sizes: The batches of a pass; see `Training.sizes`.
+        steps: How many batches.
+        draws: Decides the orders.
+
+    Examples:
+        >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]
+        [3, 4, 3]
+    """
+    left = steps
+    for _ in count():
+        for part in torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes):
+            if not left:
+                return
+            left -= 1
+            yield part
+
+
+def local_train(
+    model: nn.Module,
+    data: Split,
+    training: Training,
+    steps: int,
+    draws: torch.Generator,
+    penalties: Sequence[Penalty] = (),
+    shared: Sequence[nn.Parameter] = (),
+    anchor: Sequence[Tensor] = (),
+    objective: Objective = CLASSIFICATION,
+    layout: MemoryFormat = as_usual,
+    aside: Aside | None = None,
+) -> float:
+    """Train a client's model for one round, in place; returns the mean loss seen on the way.
+
+    Args:
+        model: The client's joined model.
+        data: What it trains on.
+        training: Optimiser and batch size; the optimiser starts anew each round.
+        steps: How many batches.
+        draws: Decides the order of samples, and their augmentation.
+        penalties: Terms added to the loss, over `shared` and `anchor`.
+        shared: The shared trainable parameters of the model.
+        anchor: Their values as received.
+        objective: The loss.
+        layout: How batches lie in memory; see `Replica.layout`.
+        aside: Who computes weight gradients beside the pass; see `Replica.aside`.
+    """
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
+    direct = [p for p in penalties if isinstance(p, DirectPenalty)]
+    by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
+    passes = aside or Plainly()
+    passes.steps = plain_steps(training, penalties, shared, anchor)
+    total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
+    model.train()
+    for index in batches(len(data), training.sizes(len(data)), steps, draws):
+        x, y = data.batch(index.to(data.y.device))
+        if data.augment is not None:
+            x = data.augment(x, draws)
+        optimizer.zero_grad(set_to_none=True)
+        loss = objective.loss(passes.outputs(model, layout(x)), y)
+        whole = loss
+        for penalty in by_graph:
+            whole = whole + penalty.value(shared, anchor)
+        passes.backward(whole)
+        for penalty in direct:
+            penalty.add_gradient(shared, anchor)
+        optimizer.step()
+        passes.step()
+        total += loss.detach() * len(y)
+        seen += len(y)
+    optimizer.zero_grad(set_to_none=True)
+    return float(total) / seen
+
+
+def plain_steps(
+    training: Training,
+    penalties: Sequence[Penalty],
+    shared: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+) -> PlainSteps | None:
+    """How weights can take steps by themselves; None where the steps are not plain SGD's."""
+    if training.optimizer != "SGD" or training.optimizer_args:
+        return None
+    proximal = [penalty for penalty in penalties if type(penalty) is Proximal]
+    if len(proximal) != len(penalties):
+        return None
+    received = dict(zip(shared, anchor, strict=True)) if proximal else {}
+    return PlainSteps(training.lr, sum(penalty.mu for penalty in proximal), received)
+
+
+def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
+    """Make a client's optimiser; it starts anew each round."""
+    build = getattr(torch.optim, training.optimizer)
+    made: torch.optim.Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
+    return made
+
 
 log = logging.getLogger("fedbn")
 
@@ -100,7 +247,7 @@ def initial_state(plan: Plan) -> RunState:
     found, tensors = entries(model), model.state_dict()
     packs = []
     for part in (plan.method.shared(found), plan.method.local(found)):
-        layout = Layout.of(part)
+        layout = StateLayout.of(part)
         packs.append(layout.pack({entry.name: tensors[entry.name] for entry in layout.entries}))
     shared, local = packs
     parts = {client.name: local for client in plan.federation.clients}

@@ -2,6 +2,8 @@
 
 A client's samples are cut into pieces that cores can share, because few clients divide badly among
 few cores.
+
+Samples that belong together, such as the windows of one subject, scored as one.
 """
 
 from __future__ import annotations
@@ -9,16 +11,97 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+import torch
+from torch import Tensor, nn
+
+from fedbn.core.bn_statistics import estimate_statistics
 from fedbn.core.federation import Client, Split
-from fedbn.core.foreign import contained
 from fedbn.core.packing import Pack
-from fedbn.core.plan import Plan, named
+from fedbn.core.plan import CLASSIFICATION, Objective, Plan, named
 from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
-from fedbn.core.statistics import estimate_statistics
-from fedbn.core.training import Part, Score, evaluate_part, parts, scored
+from fedbn.core.user_code import contained
 from fedbn.errors import DataError
+
+
+def majority_accuracy(predicted: Tensor, labels: Tensor, groups: Tensor) -> float:
+    """Score groups: each is given the class that most of its samples are given.
+
+    Of classes with equally many samples the first is taken. All samples of a group must have one
+    label.
+
+    Examples:
+        >>> predicted = torch.tensor([0, 1, 1, 0, 0])
+        >>> labels = torch.tensor([1, 1, 1, 1, 1])
+        >>> majority_accuracy(predicted, labels, torch.tensor([7, 7, 7, 9, 9]))
+        0.5
+    """
+    names, place = groups.unique(return_inverse=True)
+    classes = int(max(predicted.max(), labels.max())) + 1
+    votes = torch.bincount(place * classes + predicted, minlength=len(names) * classes)
+    truth = torch.zeros_like(names).scatter_(0, place, labels)
+    given = votes.view(len(names), classes).argmax(dim=1)
+    return float((given == truth).double().mean())
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean loss and accuracy on a split; and of its groups, by majority, where it has them."""
+
+    loss: float
+    accuracy: float
+    group_accuracy: float | None = None
+
+
+Part = tuple[float, Tensor]
+_PART = 512
+
+
+def evaluate(
+    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 128
+) -> Score:
+    """Score a model on a split, in evaluation mode."""
+    return scored(data, [evaluate_part(model, data, p, objective, batch_size) for p in parts(data)])
+
+
+def parts(data: Split) -> list[slice]:
+    """Cut a split into what is scored in one go, so that cores can share a client's samples.
+
+    The cut is the same whoever scores, because sums depend on it.
+    """
+    return [slice(i, min(i + _PART, len(data))) for i in range(0, len(data), _PART)]
+
+
+def evaluate_part(
+    model: nn.Module,
+    data: Split,
+    part: slice,
+    objective: Objective = CLASSIFICATION,
+    batch_size: int = 128,
+) -> Part:
+    """Sum up the losses of a part of a split, and predict it."""
+    model.eval()
+    loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
+    predicted = torch.empty_like(data.y[part])
+    with torch.inference_mode():
+        for begin in range(part.start, part.stop, batch_size):
+            some = slice(begin, min(begin + batch_size, part.stop))
+            x, y = data.batch(some)
+            outputs = model(x)
+            loss += objective.loss(outputs, y) * len(y)
+            predicted[begin - part.start : some.stop - part.start] = objective.predict(outputs)
+    return float(loss), predicted
+
+
+def scored(data: Split, found: Sequence[Part]) -> Score:
+    """Make a score of a split's parts: the sums of their losses, and their predictions."""
+    loss = sum(loss for loss, _ in found) / len(data)
+    predicted = torch.cat([predicted for _, predicted in found])
+    right = int((predicted == data.y).sum()) / len(data)
+    if data.groups is None:
+        return Score(loss, right)
+    return Score(loss, right, majority_accuracy(predicted, data.y, data.groups))
 
 
 @dataclass(frozen=True)

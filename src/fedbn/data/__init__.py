@@ -1,22 +1,3 @@
-"""The data sets by name. Adding a file here adds a data set.
-
-A data set is a function of keyword options that returns a `Federation`.
-"""
+"""How data is read: pictures, tables, arrays and digit files, checked, prepared and cached."""
 
 from __future__ import annotations
-
-import sys
-from typing import TYPE_CHECKING, cast
-
-from fedbn import registry
-
-if TYPE_CHECKING:
-    from fedbn.data._info import Info
-
-# Not for choosing: what the configuration of a joining run names.
-ELSEWHERE = {"joined": "fedbn.use.joining"}
-
-
-def info_of(name: str) -> Info:
-    """The facts about a registered data set."""
-    return cast("Info", registry.facts(sys.modules[__name__], name, "INFO"))

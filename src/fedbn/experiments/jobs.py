@@ -1,129 +1,235 @@
-"""One job from start, or from its newest checkpoint, to its end; and the state that it gives."""
+"""The jobs of an experiment: one a method, a seed and a setting of its sweep.
+
+What a running experiment tells: the same from this process and from worker processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
-from fedbn.core.best import Validation, best_round, validation
+from fedbn.core.method import Method
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import Record, RunState, initial_state
-from fedbn.engines.embedded import Sink, run
-from fedbn.errors import DamagedRun
-from fedbn.experiments.events import Event, Listener, Reporter
-from fedbn.experiments.plans import Planner
-from fedbn.experiments.settings import Job
-from fedbn.runs import checkpoints, metrics
-from fedbn.runs.files import explained
-from fedbn.runs.folder import RunFolder
+from fedbn.core.rounds import Record, RunState
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.configuration import PATHS, checked, placed
+from fedbn.experiments.schema import Experiment
+from fedbn.methods import parse_method, pieces_of
+from fedbn.registry import Held
+from fedbn.runs.folder import folder_name
+
+DEFAULT = "default"
+Key = tuple[str, str, int]
+_SECTIONS = ("training", "method", "data", "model", "evaluation")
+_MAX_SETTINGS = 10_000
+_MAX_NAME = 200
 
 
 @dataclass(frozen=True)
-class Reached:
-    """How far a job has come.
+class Setting:
+    """One point of a sweep: its name and the experiment with its values in place."""
+
+    name: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one method."""
+
+    method: Method
+    setting: Setting
+    seed: int
+
+    @property
+    def key(self) -> Key:
+        """What names the job in folders and records."""
+        return self.method.name, self.setting.name, self.seed
+
+
+def settings(experiment: Experiment) -> list[Setting]:
+    """Expand `[sweep]`, and a list for `method.mu`, into settings.
+
+    Examples:
+        >>> [s.name for s in settings(Experiment(sweep={"training": {"local_epochs": [1, 4]}}))]
+        ['local_epochs=1', 'local_epochs=4']
+    """
+    varied = axes(experiment)
+    if not varied:
+        return [Setting(DEFAULT, experiment)]
+    if (count := math.prod(map(len, varied.values()))) > _MAX_SETTINGS:
+        raise ConfigError(f"sweep: {count:,} settings; legal are at most {_MAX_SETTINGS:,}")
+    base = {**experiment.model_dump(exclude_unset=True), "sweep": {}}
+    found: dict[str, Setting] = {}
+    for values in itertools.product(*varied.values()):
+        setting = _setting(base, dict(zip(varied, values, strict=True)), experiment.held)
+        if setting.name in found:
+            raise ConfigError(f"sweep: two settings would be called {setting.name!r}")
+        found[setting.name] = setting
+    return list(found.values())
+
+
+def axes(experiment: Experiment) -> dict[str, list[Any]]:
+    """Map each key that varies to its values."""
+    found = dict(_axes(experiment.sweep))
+    if isinstance(experiment.method.mu, list):
+        found["method.mu"] = experiment.method.mu
+    return found
+
+
+def jobs(experiment: Experiment) -> list[Job]:
+    """List all jobs in their fixed order: seed by seed, so that early results compare methods.
+
+    A method that a setting does not change (FedAvg, when only mu varies) runs once.
+    """
+    return [
+        Job(method_of(spec, setting), setting, key[2])
+        for key, (spec, setting) in named_jobs(experiment).items()
+    ]
+
+
+def method_of(spec: str, setting: Setting) -> Method:
+    """Make the method of a job from its written form."""
+    experiment = setting.experiment
+    return parse_method(spec, {"mu": experiment.method.mu}, experiment.held)
+
+
+def named_jobs(experiment: Experiment) -> dict[Key, tuple[str, Setting]]:
+    """Map the key of each job to its method as written and its setting.
+
+    Nothing of a user's own is imported for that, but where a list of mu asks whether a method
+    takes it.
+    """
+    found: dict[Key, tuple[str, Setting]] = {}
+    specs = {spec: "+".join(pieces_of(spec)) for spec in experiment.methods}
+    once = {spec for spec in specs if _ignores_mu(spec, experiment)}
+    every = settings(experiment)
+    for seed, setting, (spec, name) in itertools.product(experiment.seeds, every, specs.items()):
+        own = Setting(DEFAULT, setting.experiment) if spec in once else setting
+        found.setdefault((name, own.name, seed), (spec, own))
+    _check_folders(found)
+    return found
+
+
+def _ignores_mu(spec: str, experiment: Experiment) -> bool:
+    if experiment.sweep or not isinstance(experiment.method.mu, list):
+        return False
+    one, two = (parse_method(spec, {"mu": mu}, experiment.held) for mu in (1, 2))
+    return one == two
+
+
+def _check_folders(keys: Iterable[Key]) -> None:
+    """Refuse methods that would write into one folder, or into none that a disk takes."""
+    taken: dict[str, str] = {}
+    for method in dict.fromkeys(key[0] for key in keys):
+        name = folder_name(method)
+        if len(name.encode()) > _MAX_NAME:
+            raise ConfigError(f"method {method[:60]!r} ...: legal are at most {_MAX_NAME} bytes")
+        if name in taken:
+            raise ConfigError(f"methods {taken[name]!r} and {method!r} would share a folder")
+        taken[name] = method
+
+
+def _axes(sweep: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
+    for key, value in sweep.items():
+        path = f"{above}{key}"
+        if not above and key not in _SECTIONS:
+            raise ConfigError(f"sweep: {unknown('section', key, _SECTIONS)}")
+        if isinstance(value, Mapping):
+            yield from _axes(value, f"{path}.")
+        elif isinstance(value, list) and value:
+            yield path, value
+        else:
+            raise ConfigError(f"sweep.{path} = {value!r}: expected a list of values")
+
+
+def _setting(base: Mapping[str, Any], values: Mapping[str, Any], held: Held | None) -> Setting:
+    raw = dict(base)
+    for key, value in values.items():
+        raw = placed(raw, key, value)
+    name = ",".join(f"{key.rpartition('.')[2]}={_shown(key, v)}" for key, v in values.items())
+    name = re.sub(r"[^\w.=,+()\-]", "_", name)
+    if len(name.encode()) > _MAX_NAME:
+        raise ConfigError(f"sweep: a setting's name has at most {_MAX_NAME} bytes: {name[:60]} ...")
+    return Setting(name, checked(raw, f"sweep {name}", held))
+
+
+def _shown(key: str, value: Any) -> Any:
+    return Path(value).name if key in PATHS and isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is left of a job as a run begins: rounds, and the work of each beside other jobs'."""
+
+    job: Key
+    rounds: int
+    work: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one job.
 
     Attributes:
-        state: What it gives: the state of its newest round, or of its best.
-        round: Its newest round.
-        damaged: What was damaged of newer ones.
+        kind: The beginning (rounds of all jobs: done, and in all), a remark, a finished round, a
+            finished job, or a failure.
+        job: Method, setting and seed.
+        round: Rounds done.
+        rounds: Rounds in all.
+        text: The remark, or the error's line.
+        whole: Whether the remark is about the whole run, and not about this job.
+        exit_code: The failure's exit code.
+        records: The round's numbers.
+        ahead: At the beginning: what is left of each job.
+        beside: At the beginning: how many jobs run side by side.
     """
 
-    state: RunState
-    round: int
-    damaged: tuple[str, ...]
+    kind: Literal["begin", "note", "round", "done", "failed"]
+    job: Key
+    round: int = 0
+    rounds: int = 0
+    text: str = ""
+    whole: bool = False
+    exit_code: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+    ahead: list[Ahead] = field(default_factory=list)
+    beside: int = 1
+
+    def to_line(self) -> str:
+        """Render for a pipe."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Event:
+        """Read back."""
+        values = json.loads(line)
+        method, setting, seed = values.pop("job")
+        return cls(job=(method, setting, seed), **values)
 
 
-class Recorder:
-    """A sink that puts every finished round on disk: first its numbers, then its state.
+Listener = Callable[[Event], None]
 
-    Args:
-        place: The job's folder.
-        scores: What is known of its rounds, where the best one is kept; None to keep none.
-    """
 
-    def __init__(self, place: Path, scores: Validation | None = None):
-        self._place = place
-        self._scores = scores
+class Reporter:
+    """A sink that passes on what an engine tells as events."""
+
+    def __init__(self, job: Job, listener: Listener):
+        self._key = job.key
+        self._tell = listener
 
     def note(self, plan: Plan, text: str) -> None:
-        """Remarks are not kept."""
+        """Pass on a remark."""
+        self._tell(Event("note", self._key, text=text))
 
     def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        """Write the round down."""
-        text = "".join(metrics.line(record) for record in records)
-        metrics.append(self._place / "metrics.jsonl", text.encode())
-        facts = {"method": plan.method.name, "setting": plan.setting, "seed": plan.seed}
-        checkpoints.save(self._place, state, facts, best=self._best(records))
-
-    def _best(self, records: Sequence[Record]) -> checkpoints.Best:
-        if self._scores is None:
-            return checkpoints.no_best
-        self._scores |= validation(map(vars, records))
-        return partial(best_round, self._scores)
-
-
-def execute(
-    job: Job,
-    planner: Planner,
-    folder: RunFolder,
-    listener: Listener,
-    *,
-    workers: int = 0,
-    stop: Callable[[], bool] = lambda: False,
-) -> RunState:
-    """Run a job, or the rest of it, writing into the run folder."""
-    plan = planner.plan(job)
-    place = folder.job(*job.key)
-    with explained(place):
-        place.mkdir(parents=True, exist_ok=True)
-    start, damaged = checkpoints.newest(place, initial_state(plan))
-    for text in damaged:
-        listener(Event("note", job.key, text=f"{text}; going on from the one before it"))
-    metrics.keep_until(place / "metrics.jsonl", start.round if start else 0)
-    sinks: list[Sink] = [Recorder(place, _scores(job, place)), Reporter(job, listener)]
-    state = run(plan, sinks, start=start, workers=workers, stop=stop)
-    listener(Event("done", job.key, state.round, plan.training.rounds))
-    return state
-
-
-def tidy(job: Job, folder: RunFolder, done: int) -> None:
-    """Drop what a kill left of a job beside the rounds that are done."""
-    place = folder.job(*job.key)
-    metrics.keep_until(place / "metrics.jsonl", done)
-    checkpoints.forget_before(place, done, best=partial(best_round, _scores(job, place) or {}))
-
-
-def rounds_done(job: Job, folder: RunFolder) -> int:
-    """Count the rounds of a job that are safely on disk."""
-    return checkpoints.whole_round(folder.job(*job.key))
-
-
-def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
-    """Find the state that a job gives: the newest, or the best where `evaluation.report` says so.
-
-    Returns:
-        None where no round was ever finished.
-
-    Raises:
-        DamagedRun: No checkpoint is whole, or the best one is not.
-    """
-    place = folder.job(*job.key)
-    state, damaged = checkpoints.newest(place, like)
-    if state is None:
-        return None
-    done = state.round
-    best = best_round(_scores(job, place) or {}, done) or done
-    if best != done:
-        try:
-            state = checkpoints.load(checkpoints.place_of(place, best), like)
-        except DamagedRun as error:
-            raise DamagedRun(f"{error}; it is the best round, which the run reports") from error
-    return Reached(state, done, tuple(damaged))
-
-
-def _scores(job: Job, place: Path) -> Validation | None:
-    if job.setting.experiment.evaluation.report == "last":
-        return None
-    return validation(metrics.read(place / "metrics.jsonl"))
+        """Pass on a finished round."""
+        numbers = [asdict(record) for record in records]
+        rounds = plan.training.rounds
+        self._tell(Event("round", self._key, state.round, rounds, records=numbers))

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 from pydantic import ConfigDict, ValidationError, create_model
 from torch import Tensor, nn
 
-import fedbn.data
-import fedbn.models
+import fedbn.datasets
 from fedbn import registry
 from fedbn.core.federation import Federation
-from fedbn.core.foreign import contained
-from fedbn.core.packing import Layout
+from fedbn.core.packing import StateLayout
 from fedbn.core.state import entries, unwrap
-from fedbn.data._recognize import recognize
+from fedbn.core.user_code import contained
+from fedbn.data.checks import recognize
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
-from fedbn.experiments.loading import explained
+from fedbn.experiments.configuration import explained
 from fedbn.experiments.schema import DataSection, ModelSection
-from fedbn.models._suggest import suggested
+from fedbn.models import suggested
 
 _WRAPPERS = ("module.", "_orig_mod.")
 
@@ -44,7 +42,7 @@ def named_files(path: str | None, section: DataSection | ModelSection) -> list[s
 def load_federation(section: DataSection) -> Federation:
     """Load the data a configuration names."""
     name, _ = data_name(section)
-    build = registry.find(fedbn.data, name, "data set", section.held)
+    build = registry.find(fedbn.datasets, name, "data set", section.held)
     options = _options(build, section.options, f"data {name}")
     try:
         federation = build(**options)
@@ -114,7 +112,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     """Put weights into a model; every entry must be there, and fit."""
-    layout = Layout.of(entries(model))
+    layout = StateLayout.of(entries(model))
     expected = {entry.name for entry in layout.entries}
     aliases = {entry.name for entry in entries(model)} - expected
     state = {_unwrapped(name, expected | aliases): value for name, value in weights.items()}

@@ -2,4 +2,23 @@
 
 A model is a function that is called with those of `classes` and `input_shape` that its signature
 names, plus the user's `model.args`.
+
+Which registered model fits a sample's shape, for users who name none.
 """
+
+from __future__ import annotations
+
+_LARGE = 64
+_SMALLEST = 4
+
+
+def suggested(input_shape: tuple[int, ...]) -> str:
+    """Name a model: dense for vectors, a small CNN for small images, AlexNet for large ones.
+
+    Examples:
+        >>> suggested((30,)), suggested((3, 28, 28)), suggested((3, 256, 256))
+        ('mlp', 'small_cnn', 'alexnet')
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < _SMALLEST:
+        return "mlp"
+    return "small_cnn" if min(input_shape[1:]) < _LARGE else "alexnet"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedbn.results.style import plain
+from fedbn.results.figures import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
+
 LINES: dict[str, tuple[str, Any]] = {
     "red": ("#D55E00", "-"),
     "green": ("#009E73", (0, (4, 1.2))),
     "blue": ("#0072B2", (0, (1, 1))),
 }
 """Okabe and Ito's colours, and a line style each, for whoever cannot tell the colours apart."""
+
+
 STYLE: dict[Any, Any] = {
     "font.size": 7.5,
     "axes.titlesize": 8,
@@ -40,6 +43,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedbn",
 }
+
+
 MOST_CLIENTS, MOST_CLASSES = 10, 20
 LONGEST_NAME, LONGEST_LINE, FLAT_SIGNS = 18, 110, 24
 """Signs of a name and of a line; names of so few signs together need no slant."""

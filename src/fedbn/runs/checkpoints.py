@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load as from_bytes, save as to_bytes
 
 from fedbn.core.rounds import RunState
 from fedbn.core.state import State
 from fedbn.errors import DamagedRun, ModelError
-from fedbn.runs.files import explained, sealed, sync_folder, unsealed, write_through
+from fedbn.runs.folder import explained, sealed, sync_folder, unsealed, write_through
 
 FORMAT = 2
 _KEEP = 2

@@ -10,8 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic import with_config as configured
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    with_config as configured,
+)
 
 from fedbn.core.rounds import Record
 from fedbn.errors import DamagedRun

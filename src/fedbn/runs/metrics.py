@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from fedbn.core.rounds import Record
 from fedbn.errors import DamagedRun
-from fedbn.runs.files import explained, write_atomically
+from fedbn.runs.folder import explained, write_atomically
 from fedbn.runs.formats import Line, read_as
 
 RECORD = TypeAdapter(Line)

@@ -19,4 +19,180 @@ class Printed:
 def printed(folder, config):
     return Printed()
 ```
+
+Follows the records of a run as they reach the disk, and tells trackers of each round once.
+
+Names of numbers, as trackers take them: few signs are legal, and no two may become one.
 """
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedbn import registry, tracking
+from fedbn.errors import ConfigError
+from fedbn.runs import metrics
+from fedbn.runs.folder import RunFolder
+
+Job = tuple[str, str, int]
+Record = Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Hears a run; what it raises ends the tracking and never the run."""
+
+    def log(self, job: Job, round: int, records: Sequence[Record]) -> None:
+        """Hear a round's numbers."""
+
+    def done(self, job: Job) -> None:
+        """Hear that a job is finished."""
+
+    def close(self) -> None:
+        """Hear the end of this part of the run."""
+
+
+Make = Callable[[Path, Mapping[str, Any]], Tracker]
+
+
+def find_trackers(names: Iterable[str]) -> dict[str, Make]:
+    """Find trackers before anything is written or trained.
+
+    Raises:
+        ConfigError: One is not known, or its package is not installed.
+    """
+    found: dict[str, Make] = {}
+    for name in names:
+        found[name] = registry.find(tracking, name, "tracker")
+        needs = getattr(sys.modules[found[name].__module__], "NEEDS", ())
+        missing = [package for package in needs if importlib.util.find_spec(package) is None]
+        if missing:
+            raise ConfigError(
+                f"--log {name} needs {', '.join(missing)}: pip install 'fedbn[{name}]'"
+            )
+    return found
+
+
+class Tracking:
+    """Reads the jobs' metrics files on, from their beginning, and tells every tracker.
+
+    Args:
+        make: The trackers to make, by name.
+        folder: The run's folder.
+        config: Its configuration.
+        jobs: All jobs, those that were finished before too.
+        tell: Hears a remark where a tracker fails.
+    """
+
+    def __init__(
+        self,
+        make: Mapping[str, Make],
+        folder: RunFolder,
+        config: Mapping[str, Any],
+        jobs: Sequence[Job],
+        tell: Callable[[str], None],
+    ):
+        self._folder = folder
+        self._read = dict.fromkeys(jobs, 0)
+        self._finished: set[Job] = set()
+        self._tell = tell
+        self._trackers: dict[str, Tracker] = {}
+        for name, each in make.items():
+            self._guarded(name, self._add, name, each, config)
+
+    def round_done(self, job: Job) -> None:
+        """Tell of what a job has written since."""
+        content = self._unread(job)
+        records = [json.loads(line) for line in content.splitlines()]
+        for round, some in groupby(records, key=lambda record: int(record["round"])):
+            numbers = list(some)
+            for name, tracker in list(self._trackers.items()):
+                self._guarded(name, tracker.log, job, round, numbers)
+
+    def job_done(self, job: Job) -> None:
+        """Tell that a job is finished."""
+        self.round_done(job)
+        self._finished.add(job)
+        for name, tracker in list(self._trackers.items()):
+            self._guarded(name, tracker.done, job)
+
+    def finish(self) -> None:
+        """Tell of jobs that were finished before this part of the run."""
+        for job in [job for job in self._read if job not in self._finished]:
+            self.job_done(job)
+
+    def close(self) -> None:
+        """Close all trackers, whether the run was finished or not."""
+        for name, tracker in list(self._trackers.items()):
+            self._guarded(name, tracker.close)
+
+    def _add(self, name: str, make: Make, config: Mapping[str, Any]) -> None:
+        self._trackers[name] = make(self._folder.path, config)
+
+    def _unread(self, job: Job) -> bytes:
+        file = self._folder.job(*job) / "metrics.jsonl"
+        content = metrics.read_from(file, self._read[job]) if file.exists() else b""
+        self._read[job] += len(content)
+        return content
+
+    def _guarded(self, name: str, action: Callable[..., None], *arguments: Any) -> None:
+        """Go on without a tracker that fails: a server that is away must not cost a run."""
+        try:
+            action(*arguments)
+        except Exception as error:
+            self._trackers.pop(name, None)
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            self._tell(f"--log {name} failed and is left out from here on ({reason})")
+
+
+_ILLEGAL = re.compile(r"[^\w.\- ]", re.ASCII)
+
+
+class Names:
+    """Makes legal names, in the order of asking; equal words always get equal names.
+
+    Examples:
+        >>> names = Names()
+        >>> names("a/b"), names("a?b"), names("a/b")
+        ('a_b', 'a_b 2', 'a_b')
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, str] = {}
+
+    def __call__(self, word: str) -> str:
+        """Give a word's name."""
+        if word not in self._given:
+            plain, number = _ILLEGAL.sub("_", word)[:150] or "_", 1
+            name = plain
+            while name in self._given.values():
+                number += 1
+                name = f"{plain} {number}"
+            self._given[word] = name
+        return self._given[word]
+
+
+def numbers(records: Sequence[Mapping[str, Any]], names: Names) -> dict[str, float]:
+    """Name a round's numbers `SPLIT METRIC/CLIENT`, and add the mean of each over the clients.
+
+    Pooled data has one client and several domains; these name its numbers.
+    """
+    found: dict[str, float] = {}
+    means: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record["value"] is None:
+            continue
+        kind = f"{record['split']} {record['metric']}"
+        who = record["domain"] if record["client"] == "all" else record["client"]
+        found[f"{kind}/{names(who)}"] = record["value"]
+        means[kind].append(record["value"])
+    averages = {f"mean/{kind}": statistics.fmean(values) for kind, values in means.items()}
+    return averages | found

@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from fedbn.errors import FedbnError
-from fedbn.runs.files import to_json, write_atomically
-from fedbn.tracking._names import Names, numbers
+from fedbn.runs.folder import to_json, write_atomically
+from fedbn.tracking import Names, numbers
 
 NEEDS = ("mlflow", "sqlalchemy", "alembic")
 _BATCH = 1000  # numbers that MLflow takes at once
+
+
 # Nothing of a run leaves unasked, and a server that is away is given up soon.
 _MANNERS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
+
+
 _LONGEST = 500  # signs of a parameter's value that every MLflow server takes
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn.runs.folder import folder_name
-from fedbn.tracking._names import Names, numbers
+from fedbn.tracking import Names, numbers
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
 
 NEEDS = ("tensorboard",)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedbn.core.federation import Client
     from fedbn.experiments.schema import DataSection
 
+
 SETTING = "An option of the data set, as `fedbn run` takes it; data. may be left out."
 
 
@@ -21,15 +22,15 @@ def section_of(data: str, settings: Sequence[str] | None) -> DataSection:
     A registered name is that data set, even where a folder of that name lies here: `./digits` is
     the folder.
     """
-    import fedbn.data
+    import fedbn.datasets
     from fedbn import registry
-    from fedbn.experiments import loading
+    from fedbn.experiments import configuration
 
-    named = data in registry.names(fedbn.data) or not loading.looks_like_path(data)
+    named = data in registry.names(fedbn.datasets) or not configuration.looks_like_path(data)
     dotted = [s if s.startswith("data.") else f"data.{s}" for s in settings or ()]
     flags = {"data.name" if named else "data.path": data}
-    raw = loading.request(None, flags, dotted, "--set")
-    return loading.checked(raw, "--set").data
+    raw = configuration.request(None, flags, dotted, "--set")
+    return configuration.checked(raw, "--set").data
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 
 from fedbn.cli.data._common import say
-from fedbn.data._downloads import Listener
+from fedbn.data.downloads import Listener
 
 _QUIET_SECONDS = 10.0
 
@@ -73,11 +73,11 @@ class Bar:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            Progress as RichProgress,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
-        from rich.progress import Progress as RichProgress
 
         self.total = 0
         columns = (

@@ -13,8 +13,9 @@ from fedbn.cli.data._common import SETTING, print_table, say, section_of
 from fedbn.cli.output import emit
 
 if TYPE_CHECKING:
-    from fedbn.data._check import Finding
+    from fedbn.core.federation import Finding
     from fedbn.experiments.schema import DataSection
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -68,7 +69,7 @@ def check(
 
 
 def _findings(section: DataSection) -> list[Finding]:
-    from fedbn.data._finding import in_order
+    from fedbn.core.federation import in_order
 
     own = section.path and section.name in (None, "arrays", "folders", "tables")
     return in_order(_own(section) if own else _registered(section))
@@ -76,7 +77,7 @@ def _findings(section: DataSection) -> list[Finding]:
 
 def _own(section: DataSection) -> list[Finding]:
     """Look at a user's files one by one; where they are fine, read them as a run would."""
-    from fedbn.data._check import examine
+    from fedbn.data.checks import examine
     from fedbn.experiments.sources import data_name
 
     options = {key: value for key, value in section.options.items() if key != "path"}
@@ -93,10 +94,10 @@ def _own(section: DataSection) -> list[Finding]:
 
 def _registered(section: DataSection) -> list[Finding]:
     """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
-    from fedbn.data import info_of
-    from fedbn.data._check import examine_files
-    from fedbn.data._domains import PicturesInfo
-    from fedbn.data._info import data_root
+    from fedbn.data.benchmarks import PicturesInfo
+    from fedbn.data.checks import examine_files
+    from fedbn.data.storage import data_root
+    from fedbn.datasets import info_of
     from fedbn.experiments.sources import data_name
 
     found = _read(section)
@@ -115,7 +116,8 @@ def _registered(section: DataSection) -> list[Finding]:
 
 
 def _read(section: DataSection) -> list[Finding]:
-    from fedbn.data._check import Finding, examine
+    from fedbn.core.federation import Finding
+    from fedbn.data.checks import examine
     from fedbn.errors import DataError
     from fedbn.experiments.sources import data_name, load_federation
 

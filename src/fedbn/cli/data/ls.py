@@ -22,7 +22,7 @@ def ls(
     """List data sets: clients, classes, shape, whether they are here, origin and licence."""
     import json as codec
 
-    from fedbn.data._info import data_root
+    from fedbn.data.storage import data_root
 
     found = _found()
     if json:
@@ -35,11 +35,11 @@ def ls(
 
 
 def _found() -> list[dict[str, Any]]:
-    import fedbn.data
+    import fedbn.datasets
     from fedbn import registry
-    from fedbn.data import info_of
+    from fedbn.datasets import info_of
 
-    infos = {name: info_of(name) for name in registry.names(fedbn.data)}
+    infos = {name: info_of(name) for name in registry.names(fedbn.datasets)}
     return [
         {
             "name": name,

@@ -14,6 +14,7 @@ from fedbn.cli.output import emit
 if TYPE_CHECKING:
     from fedbn.core.federation import Federation
 
+
 _EXAMPLES = """[bold]Examples[/bold]
 
 fedbn data prepare digits                    downloads MNIST, SVHN and USPS
@@ -46,8 +47,8 @@ def prepare(
     Where nothing can be downloaded, a line says what to get and where to put it.
     """
     from fedbn.cli.data._downloading import make_listener
-    from fedbn.data import info_of
-    from fedbn.data._prepare import provide
+    from fedbn.data.preparation import provide
+    from fedbn.datasets import info_of
     from fedbn.experiments.sources import load_federation
 
     _refuse_own(name)
@@ -61,15 +62,15 @@ def prepare(
 
 
 def _refuse_own(name: str) -> None:
-    import fedbn.data
+    import fedbn.datasets
     from fedbn import registry
-    from fedbn.data import info_of
+    from fedbn.datasets import info_of
     from fedbn.errors import ConfigError, unknown
 
     def needs_a_path(known: str) -> bool:
         return info_of(known).source == "data.path"
 
-    names = registry.names(fedbn.data)
+    names = registry.names(fedbn.datasets)
     if ":" not in name and (name not in names or needs_a_path(name)):
         legal = [known for known in names if not needs_a_path(known)]
         more = "; your own data needs no preparing, try `fedbn data check PATH`"

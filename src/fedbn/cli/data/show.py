@@ -15,6 +15,7 @@ from fedbn.cli.output import emit
 if TYPE_CHECKING:
     from fedbn.core.federation import Federation
 
+
 _EXAMPLES = """[bold]Examples[/bold]
 
 fedbn data show digits_mini                  draws data-digits_mini.png
@@ -24,6 +25,7 @@ fedbn data show digits --set percent=1 --out digits.svg
 fedbn data show my_pictures/ --set size=64
 
 fedbn data show patients.csv --set label=outcome --set site=hospital --json"""
+
 
 _WIDE = 20
 _DRAWN = (".png", ".svg")
@@ -52,7 +54,7 @@ def show(
     Distance 0 means alike; 1, as far apart as samples are from the mean of all.
     The diagonal compares two halves of one client: what chance alone gives.
     """
-    from fedbn.data._view import survey
+    from fedbn.data.survey import survey
     from fedbn.experiments.sources import data_name, load_federation
 
     _check_suffix(out)

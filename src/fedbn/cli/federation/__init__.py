@@ -12,6 +12,8 @@ group = typer.Typer(
     no_args_is_help=True,
     epilog="First: fedbn federation demo   ·   then: init, server, join at each site, run.",
 )
+
+
 for module in (init, server, join, check, run, status, add_site, demo):
     module.add_to(group)
 

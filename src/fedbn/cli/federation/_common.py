@@ -11,9 +11,12 @@ import typer
 from fedbn.cli.output import printable
 
 if TYPE_CHECKING:
-    from fedbn.engines.flower.folder import FederationFolder
+    from fedbn.flower.federation_folder import FederationFolder
+
 
 Fed = Annotated[Path, typer.Argument(metavar="FED", help="The federation's folder.")]
+
+
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration."),
@@ -23,30 +26,30 @@ Settings = Annotated[
 def folder_of(path: Path) -> FederationFolder:
     """The federation's folder, as an object."""
     require()
-    from fedbn.engines.flower.folder import FederationFolder
+    from fedbn.flower.federation_folder import FederationFolder
 
     return FederationFolder(path.resolve())
 
 
 def require() -> None:
     """Refuse to go on without Flower."""
-    from fedbn.engines.flower import require_flower
+    from fedbn.flower import require_flower
 
     require_flower()
 
 
 def experiment_of(name: str, settings: list[str] | None) -> tuple[Path, dict[str, Any]]:
     """Find an experiment; gives its file and what it says, with absolute paths."""
-    from fedbn.experiments import catalogue, loading
+    from fedbn.experiments import configuration
 
-    file = catalogue.find(name)
-    raw = loading.with_settings(loading.read_toml(file), settings or [])
-    return file, loading.with_absolute_paths(raw)
+    file = configuration.find(name)
+    raw = configuration.with_settings(configuration.read_toml(file), settings or [])
+    return file, configuration.with_absolute_paths(raw)
 
 
 def data_section(data: str) -> dict[str, str]:
     """Understand a site's data: a path, or a data set's name."""
-    from fedbn.experiments.loading import looks_like_path
+    from fedbn.experiments.configuration import looks_like_path
 
     return {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
 

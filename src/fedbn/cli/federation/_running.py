@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 from fedbn.cli.federation._common import say
 from fedbn.cli.launching import show
 from fedbn.cli.stopping import Stopper
-from fedbn.engines.flower import serving
-from fedbn.engines.flower.server_app import Service
 from fedbn.errors import Interrupted
+from fedbn.flower import server_app
+from fedbn.flower.server_app import Service
 
 if TYPE_CHECKING:
     from fedbn.core.plan import Plan
-    from fedbn.engines.flower.cost import RoundCost
-    from fedbn.engines.flower.folder import FederationFolder
-    from fedbn.engines.flower.post import Limits
-    from fedbn.engines.flower.roster import Expected
-    from fedbn.experiments.events import Event
+    from fedbn.experiments.jobs import Event
+    from fedbn.flower.federation_folder import FederationFolder
+    from fedbn.flower.membership import Expected
+    from fedbn.flower.messaging import Limits, RoundCost
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,20 @@ class Running:
 
     def go(self, as_json: bool) -> None:
         """See the run to its end, and print what came out."""
-        place = serving.run_folder(self.folder, self.name)
+        place = server_app.run_folder(self.folder, self.name)
         self._sites()  # refuses a wrong number at once
-        with Stopper() as stop, serving.begun(place, self.raw):
+        with Stopper() as stop, server_app.begun(place, self.raw):
             service = Service(
                 self.folder.read().id, self._sites, place, tell, tell_cost, self.limits, stop
             )
             try:
-                serving.run(self.folder, self.raw, service, self.where)
+                server_app.run(self.folder, self.raw, service, self.where)
             except Interrupted as error:
                 raise Interrupted(f"{error}; the same command continues it") from error
         show(place, as_json)
 
     def _sites(self) -> Expected:
-        return serving.expected_sites(self.folder, self.least)
+        return server_app.expected_sites(self.folder, self.least)
 
 
 def tell(event: Event) -> None:

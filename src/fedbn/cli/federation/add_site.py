@@ -18,8 +18,8 @@ def add_to(group: typer.Typer) -> None:
 def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's name.")]) -> None:
     """Add a site; a run that is under way takes it in at its next round."""
     folder = folder_of(fed)
-    from fedbn.engines.flower import serving
-    from fedbn.engines.flower.control import set_environment
+    from fedbn.flower import server_app
+    from fedbn.flower.internals_server import set_environment
 
     set_environment(folder)
-    emit(f"{serving.add_site(folder, site)}: hand this to {site}, then delete it here")
+    emit(f"{server_app.add_site(folder, site)}: hand this to {site}, then delete it here")

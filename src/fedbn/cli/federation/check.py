@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbn.cli.federation._common import (
-    Settings,
-    data_section,
-    experiment_of,
-    folder_of,
-    require,
-)
+from fedbn.cli.federation._common import Settings, data_section, experiment_of, folder_of, require
 from fedbn.cli.options import Trust
 from fedbn.cli.output import emit, printable
 
 if TYPE_CHECKING:
-    from fedbn.engines.flower.bundle import Bundle
-    from fedbn.engines.flower.preflight import Finding
-    from fedbn.engines.flower.wire import Order
+    from fedbn.flower.credentials import Bundle
+    from fedbn.flower.messages import Order
+    from fedbn.flower.preflight import Finding
+
 
 _EXAMPLES = """[bold]Examples[/bold]
 
@@ -64,20 +59,20 @@ def check(
 
 
 def _of_folder(path: Path, experiment: str | None, settings: list[str] | None) -> list[Finding]:
-    from fedbn.engines.flower import preflight, serving
+    from fedbn.flower import preflight, server_app
 
     folder = folder_of(path)
     questions = _questions(experiment, settings, folder.read().id) if experiment else []
     findings = list(preflight.check_folder(folder))
-    return [*findings, *(serving.survey_sites(folder, questions) if questions else [])]
+    return [*findings, *(server_app.survey_sites(folder, questions) if questions else [])]
 
 
 def _of_bundle(
     file: Path, data: str | None, experiment: str | None, settings: list[str] | None
 ) -> list[Finding]:
-    from fedbn.engines.flower import preflight
-    from fedbn.engines.flower.bundle import read_bundle
     from fedbn.errors import ConfigError
+    from fedbn.flower import preflight
+    from fedbn.flower.credentials import read_bundle
 
     if experiment and data is None:
         raise ConfigError("--experiment needs --data: the model is made for this site's data")
@@ -88,20 +83,21 @@ def _of_bundle(
 
 
 def _questions(experiment: str | None, settings: list[str] | None, federation: str) -> list[Order]:
-    from fedbn.engines.flower import survey
-    from fedbn.experiments.loading import checked
+    from fedbn.experiments.configuration import checked
+    from fedbn.flower import server_app
 
     file, raw = experiment_of(str(experiment), settings)
-    return survey.orders(checked(raw, str(file)), federation)
+    return server_app.orders(checked(raw, str(file)), federation)
 
 
 def _examined(given: Bundle, data: str, questions: list[Order]) -> list[Finding]:
-    from fedbn.engines.flower import survey
-    from fedbn.engines.flower.site import Site, SiteOptions
     from fedbn.errors import FedbnError
+    from fedbn.flower import server_app
+    from fedbn.flower.site import Site
+    from fedbn.flower.site_job import SiteOptions
 
     site = Site(SiteOptions(given.site, data_section(data)))
     try:
-        return [*site.described(), *survey.ask_self(site, questions)]
+        return [*site.described(), *server_app.ask_self(site, questions)]
     except FedbnError as error:
         return [(False, str(error))]

@@ -24,8 +24,8 @@ def demo(
     """Show all of it on this machine: server, two sites, TLS, keys, three rounds of FedBN."""
     require()
     from fedbn.cli.federation._running import Running
-    from fedbn.engines.flower import demo as example
-    from fedbn.engines.flower.post import Limits
+    from fedbn.flower import server_app as example
+    from fedbn.flower.messaging import Limits
 
     with tempfile.TemporaryDirectory(prefix="fedbn-") as temporary:
         folder = example.make(out or Path(temporary) / "fed")

@@ -38,9 +38,9 @@ def join(
     """Be a site, until Ctrl-C: train when the server asks; data and BatchNorm stay here."""
     require()
     from fedbn.cli.stopping import Stopper
-    from fedbn.engines.flower import joining, preflight
-    from fedbn.engines.flower.bundle import read_bundle
-    from fedbn.engines.flower.site import SiteOptions
+    from fedbn.flower import preflight, site_app
+    from fedbn.flower.credentials import read_bundle
+    from fedbn.flower.site_job import SiteOptions
 
     given = read_bundle(bundle)
     fine, text = preflight.private(bundle)
@@ -58,12 +58,12 @@ def join(
     )
     _follow(parent)
     with Stopper() as stop:
-        joining.join(given, options, home, wait=wait, stop=stop, say=say)
+        site_app.join(given, options, home, wait=wait, stop=stop, say=say)
 
 
 def _follow(parent: int | None) -> None:
     """End with the process that started this one, however that one ends."""
     if parent is not None:
-        from fedbn.engines.flower.processes import follow
+        from fedbn.flower.internals_node import follow
 
         follow(parent)

@@ -31,7 +31,7 @@ def run(
     """Start a run, or continue it after a stop or a crash."""
     folder = folder_of(fed)
     from fedbn.cli.federation._running import Running
-    from fedbn.engines.flower.post import Limits
+    from fedbn.flower.messaging import Limits
 
     file, raw = experiment_of(experiment, settings)
     limits = Limits(wait=wait, round=deadline)

@@ -21,9 +21,9 @@ def server(
     """Run the server that sites connect to, until Ctrl-C."""
     folder = folder_of(fed)
     from fedbn.cli.stopping import Stopper
-    from fedbn.engines.flower import serving
+    from fedbn.flower import server_app
 
-    with Stopper() as stop, serving.server(folder, bind) as child:
+    with Stopper() as stop, server_app.server(folder, bind) as child:
         info = folder.read()
         say(f"ready at port {info.port} for {', '.join(info.sites)}")
-        serving.watch(child, stop)
+        server_app.watch(child, stop)

@@ -10,7 +10,7 @@ from fedbn.cli.federation._common import Fed, folder_of
 from fedbn.cli.output import emit
 
 if TYPE_CHECKING:
-    from fedbn.engines.flower.folder import FederationFolder
+    from fedbn.flower.federation_folder import FederationFolder
 
 
 def add_to(group: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
     """Whether the server is up, and the sites whose nodes gave a sign of life."""
     import time
 
-    from fedbn.engines.flower.control import Control, set_environment
+    from fedbn.flower.internals_server import Control, set_environment
 
     set_environment(folder)
     keys = folder.keys()

@@ -1,0 +1,322 @@
+"""How the server combines what was shared: the third of the three questions.
+
+An aggregator takes the updates of a round, in the fixed order of the clients, and gives the new
+shared part. It takes them one at a time, so that a mean over many clients needs memory for one.
+Integer entries (counters of BatchNorm) are never averaged: they take the maximum.
+
+Optimisers of the server (Reddi et al. 2020): a step along what the clients agreed on.
+
+The combined update less the shared part before the round is a pseudo-gradient. Only trainable
+entries take such a step: an adaptive step on a running variance can make it negative. Everything
+else takes the combined value as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedbn.core.packing import Group, Pack
+from fedbn.core.state import State
+from fedbn.errors import ConfigError
+
+# The columns handled at once by rules that sort: bounds their memory beside the updates.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """One client's shared part and its weight in a mean."""
+
+    pack: Pack
+    weight: float
+
+
+@runtime_checkable
+class Aggregator(Protocol):
+    """A rule that makes one shared part from several.
+
+    A rule may have a number `fewest`: plans with fewer clients a round are refused, and a round
+    that is left with fewer usable updates ends the run.
+    """
+
+    @property
+    def label(self) -> str:
+        """The rule as one writes it on the command line."""
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Combine the updates; `like` is the shared part they started from."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    r"""The weighted mean \(\sum_k p_k w_k / \sum_k p_k\) of Algorithm 1 and of McMahan et al."""
+
+    label: str = "mean"
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Sum in the order given, divide once."""
+        total = 0.0
+        sums: dict[Group, Tensor] = {}
+        for update in updates:
+            first = not sums
+            total += update.weight
+            for group, vector in update.pack.vectors.items():
+                if first:
+                    sums[group] = _start(group, vector, update.weight)
+                elif group.integer:
+                    torch.maximum(sums[group], vector, out=sums[group])
+                else:
+                    sums[group].add_(vector, alpha=update.weight)
+        if not total:
+            return like
+        for group, vector in sums.items():
+            if not group.integer:
+                vector.div_(total)
+        return Pack(like.layout, {group: v.to(group.dtype) for group, v in sums.items()})
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Rules that look at each coordinate's sorted values: the median and the trimmed mean.
+
+    Weights play no part: a robust rule must not let a client buy influence with a number.
+    """
+
+    label: str
+    trimmed: Callable[[int], int]
+    fewest: int = 1
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Sort each coordinate, cut both ends, average the rest."""
+        packs = [update.pack for update in updates]
+        if not packs:
+            return like
+        cut = self.trimmed(len(packs))
+        return _by_group(packs, like, lambda rows: _middle(rows, cut))
+
+
+@dataclass(frozen=True)
+class Krum:
+    """Krum and multi-Krum (Blanchard et al. 2017): the updates with the closest neighbours.
+
+    Attributes:
+        f: How many clients may be hostile; None means as many as the theory allows, (n − 3) / 2.
+        keep: How many of the best updates are averaged; None means n − f (multi-Krum).
+    """
+
+    f: int | None = None
+    keep: int | None = 1
+
+    @property
+    def fewest(self) -> int:
+        """With fewer clients the rule promises nothing: 2 f + 3."""
+        return 2 * (self.f or 0) + 3
+
+    @property
+    def label(self) -> str:
+        """As on the command line."""
+        name = "krum" if self.keep == 1 else "multikrum"
+        return name if self.f is None else f"{name}({self.f})"
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        """Average the `keep` updates whose distances to their nearest neighbours sum to least."""
+        packs = [update.pack for update in updates]
+        if len(packs) < 2:
+            return packs[0] if packs else like
+        f = max((len(packs) - 3) // 2, 0) if self.f is None else self.f
+        neighbours = max(len(packs) - f - 2, 1)
+        scores = _distances(packs).sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
+        keep = max(len(packs) - f, 1) if self.keep is None else self.keep
+        best = scores.argsort(stable=True)[:keep].sort().values.tolist()
+        return Mean().combine((Weighted(packs[i], 1.0) for i in best), like)
+
+
+def mean() -> Mean:
+    """Build the mean, weighted as `training.weighting` says."""
+    return Mean()
+
+
+def median() -> Sorted:
+    """Build the coordinate-wise median; the mean of the two middle values for an even count."""
+    return Sorted("median", _all_but_the_middle)
+
+
+def trimmed_mean(fraction: float = 0.2) -> Sorted:
+    """Build the mean without the smallest and the largest `fraction` of each coordinate."""
+    if not 0 <= fraction < 0.5:
+        raise ConfigError(f"fraction = {fraction!r} of the trimmed mean: legal is 0 <= x < 0.5")
+    fewest = math.ceil(1 / fraction - 1e-9) if fraction else 1
+    return Sorted(f"trimmed({fraction:g})", _Fraction(float(fraction)), fewest)
+
+
+def krum(f: int | None = None) -> Krum:
+    """Build Krum, tolerant of `f` hostile clients."""
+    return Krum(_count(f), keep=1)
+
+
+def multi_krum(f: int | None = None) -> Krum:
+    """Build multi-Krum: the mean of the n − f best updates."""
+    return Krum(_count(f), keep=None)
+
+
+@dataclass(frozen=True)
+class _Fraction:
+    fraction: float
+
+    def __call__(self, n: int) -> int:
+        # 0.29 of 100 updates is 28.999999999999996 in floats, and means 29.
+        return min(int(self.fraction * n + 1e-9), (n - 1) // 2)
+
+
+def _all_but_the_middle(n: int) -> int:
+    return (n - 1) // 2
+
+
+def _count(f: int | None) -> int | None:
+    if f is not None and (not isinstance(f, int) or f < 0):
+        raise ConfigError(f"f = {f!r} of Krum: legal are whole numbers >= 0")
+    return f
+
+
+def _start(group: Group, vector: Tensor, weight: float) -> Tensor:
+    """Begin a sum; half precision is summed in float32."""
+    if group.integer:
+        return vector.clone()
+    wide = torch.promote_types(group.dtype, torch.float32)
+    return vector.to(wide, copy=True).mul_(weight)
+
+
+def _by_group(packs: list[Pack], like: Pack, rule: Callable[[Tensor], Tensor]) -> Pack:
+    vectors = {}
+    for group, empty in like.vectors.items():
+        out = torch.zeros_like(empty)
+        for begin in range(0, len(out), _CHUNK):
+            rows = torch.stack([p.vectors[group][begin : begin + _CHUNK] for p in packs])
+            out[begin : begin + _CHUNK] = rows.amax(dim=0) if group.integer else rule(rows)
+        vectors[group] = out
+    return Pack(like.layout, vectors)
+
+
+def _middle(rows: Tensor, cut: int) -> Tensor:
+    kept = rows.sort(dim=0).values[cut : len(rows) - cut]
+    return kept.mean(dim=0, dtype=torch.promote_types(rows.dtype, torch.float32)).to(rows.dtype)
+
+
+def _distances(packs: list[Pack]) -> Tensor:
+    """Squared distances between all pairs, over the trainable entries (all floats if none is)."""
+    groups = [g for g in packs[0].vectors if not g.integer]
+    groups = [g for g in groups if g.trainable] or groups
+    table = torch.zeros(len(packs), len(packs), dtype=torch.float64)
+    for i, a in enumerate(packs):
+        for j, b in enumerate(packs[:i]):
+            square = sum(
+                float((a.vectors[g] - b.vectors[g]).double().square().sum()) for g in groups
+            )
+            table[i, j] = table[j, i] = square
+    return table
+
+
+_Moment = Callable[[Tensor, Tensor, float], Tensor]
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    r"""One step \(w \leftarrow w + \eta\, m / (\sqrt{v} + \tau)\), or \(w + \eta\, m\) without v.
+
+    Attributes:
+        name: The word for it on the command line.
+        lr: The server's learning rate, eta.
+        beta1: The share of the old momentum that is kept.
+        beta2: The share of the old second moment that is kept.
+        tau: The degree of adaptivity.
+    """
+
+    name: str
+    lr: float
+    beta1: float
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    @property
+    def label(self) -> str:
+        """As on the command line."""
+        values = {
+            "momentum": (self.lr, self.beta1),
+            "adagrad": (self.lr, self.beta1, self.tau),
+        }.get(self.name, (self.lr, self.beta1, self.beta2, self.tau))
+        return f"{self.name}({', '.join(f'{value:g}' for value in values)})"
+
+    def step(self, before: Pack, combined: Pack, memory: State) -> tuple[Pack, State]:
+        """Move from `before` towards `combined`; returns the new shared part and memory."""
+        vectors = dict(combined.vectors)
+        kept: State = {}
+        for group in (g for g in before.vectors if g.trainable and not g.integer):
+            delta = combined.vectors[group] - before.vectors[group]
+            move, moments = self._move(delta, memory, group.label)
+            kept |= moments
+            vectors[group] = before.vectors[group].add(move, alpha=self.lr)
+        return Pack(combined.layout, vectors), kept
+
+    def _move(self, delta: Tensor, memory: State, key: str) -> tuple[Tensor, State]:
+        first = memory.get(f"m.{key}", torch.zeros_like(delta))
+        if self.name not in _SECOND_MOMENT:
+            first = self.beta1 * first + delta
+            return first, {f"m.{key}": first}
+        first = self.beta1 * first + (1 - self.beta1) * delta
+        second = memory.get(f"v.{key}", torch.full_like(delta, self.tau**2))
+        second = _SECOND_MOMENT[self.name](second, delta.square(), self.beta2)
+        return first / (second.sqrt() + self.tau), {f"m.{key}": first, f"v.{key}": second}
+
+
+# v after a round, from v before it and the squared pseudo-gradient.
+_SECOND_MOMENT: dict[str, _Moment] = {
+    "adam": lambda v, square, beta: beta * v + (1 - beta) * square,
+    "yogi": lambda v, square, beta: v - (1 - beta) * square * torch.sign(v - square),
+    "adagrad": lambda v, square, _: v + square,
+}
+
+
+def server_momentum(lr: float = 1.0, beta: float = 0.9) -> ServerOptimizer:
+    """Build FedAvgM: plain momentum on the server."""
+    return _checked(ServerOptimizer("momentum", lr, beta))
+
+
+def server_adam(
+    lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> ServerOptimizer:
+    """Build FedAdam."""
+    return _checked(ServerOptimizer("adam", lr, beta1, beta2, tau))
+
+
+def server_yogi(
+    lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+) -> ServerOptimizer:
+    """Build FedYogi."""
+    return _checked(ServerOptimizer("yogi", lr, beta1, beta2, tau))
+
+
+def server_adagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> ServerOptimizer:
+    """Build FedAdagrad."""
+    return _checked(ServerOptimizer("adagrad", lr, beta1, 0.0, tau))
+
+
+def _checked(optimizer: ServerOptimizer) -> ServerOptimizer:
+    legal = {
+        "lr": 0 < optimizer.lr < float("inf"),
+        "beta1": 0 <= optimizer.beta1 < 1,
+        "beta2": 0 <= optimizer.beta2 < 1,
+        "tau": 0 < optimizer.tau < float("inf"),
+    }
+    for name, fine in legal.items():
+        if not fine:
+            raise ConfigError(
+                f"{name} = {getattr(optimizer, name)!r} of the server's {optimizer.name}: "
+                "legal are lr > 0, tau > 0 and 0 <= beta < 1"
+            )
+    return optimizer

@@ -1,0 +1,207 @@
+r"""Exact BatchNorm statistics of data, whatever its size.
+
+In training mode layer k sees what the layers before it make of the batch, each normalised with
+the batch's own statistics. So the statistics of all data are defined layer by layer, and this is
+how they are computed: what layer k is given is summed up over all chunks while the layers before
+it normalise with their own, already exact, values; then layer k+1. Data that fits into one chunk
+needs one pass in all; otherwise each layer takes a pass that ends where the layer begins.
+
+The result is what one training-mode pass over all data at once leaves behind in layers that have
+`momentum=None` and were reset: `running_var` is unbiased (n − 1), while layers further on see
+values normalised with the biased variance, as in training. A layer that is called several times
+in one pass normalises each call with that call's values and keeps their mean. Everything else
+(dropout, other norms) is in evaluation mode. Sums are in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedbn.core.federation import Split
+from fedbn.errors import DataError, FedbnError, ModelError
+
+CHUNK = 256
+
+
+_DISORDER = (
+    "the model calls its BatchNorm layers in an order that depends on the samples, so their "
+    "statistics cannot be told apart"
+)
+
+
+@dataclass
+class _Moments:
+    """Count, mean and sum of squared deviations of each channel, over what was added so far."""
+
+    count: int = 0
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
+    squares: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, x: Tensor) -> None:
+        """Add (n, channels, ...) values."""
+        values = x.detach().transpose(0, 1).flatten(1).double()
+        count, mean = values.shape[1], values.mean(dim=1)
+        squares = (values - mean[:, None]).square().sum(dim=1)
+        if not self.count:
+            self.count, self.mean, self.squares = count, mean, squares
+            return
+        whole, apart = self.count + count, mean - self.mean
+        self.mean = self.mean + apart * (count / whole)
+        self.squares = self.squares + squares + apart.square() * (self.count * count / whole)
+        self.count = whole
+
+    @property
+    def biased(self) -> Tensor:
+        """The variance that a layer normalises with."""
+        return self.squares / self.count
+
+    @property
+    def unbiased(self) -> Tensor:
+        """The variance that a layer keeps."""
+        return self.squares / max(self.count - 1, 1)
+
+
+class _Reached(BaseException):  # not an error, and no model should catch it
+    """The layer that is being measured was reached; the rest of the pass is not needed."""
+
+
+class _Sweep:
+    """Measures one call of a layer after another, in the order in which a pass makes them."""
+
+    def __init__(self, layers: list[_BatchNorm]):
+        self.layers = layers
+        self.calls: list[tuple[_BatchNorm, _Moments]] = []
+        self.measuring = 0
+        self.whole = False
+        self._place = 0
+
+    def begin(self) -> None:
+        """Begin a pass over a chunk."""
+        self._place = 0
+
+    def see(self, layer: _BatchNorm, given: tuple[Any, ...]) -> None:
+        """Hear that a layer is called: before it computes anything."""
+        place, self._place = self._place, self._place + 1
+        if place == self.measuring:
+            self._measure(layer, given[0])
+            if not self.whole:
+                raise _Reached
+            self.measuring += 1
+        elif self.calls[place][0] is not layer:
+            raise ModelError(_DISORDER)
+        _normalise_with(layer, self.calls[place][1])
+
+    def _measure(self, layer: _BatchNorm, x: Tensor) -> None:
+        if len(self.calls) == self.measuring:
+            self.calls.append((layer, _Moments()))
+        known, moments = self.calls[self.measuring]
+        if known is not layer:
+            raise ModelError(_DISORDER)
+        moments.add(x)
+
+
+@torch.no_grad()
+def estimate_statistics(model: nn.Module, x: Tensor, chunk: int = CHUNK) -> None:
+    """Give every BatchNorm layer of a model the exact statistics of some data, in place.
+
+    Layers that track no statistics are left alone; so are layers that no sample reaches.
+
+    Args:
+        model: The model, with the affine and all weights it is to be used with.
+        x: All samples; `uint8` is scaled batch by batch.
+        chunk: Samples at a time: decides the memory needed, and not the result.
+
+    Examples:
+        >>> layer = nn.BatchNorm1d(1)
+        >>> estimate_statistics(nn.Sequential(layer), torch.tensor([[1.0], [2.0], [6.0]]), chunk=2)
+        >>> layer.running_mean.tolist(), layer.running_var.tolist()
+        ([3.0], [7.0])
+    """
+    if len(x) < 2:
+        raise DataError(f"{len(x)} sample(s): statistics need at least 2")
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and _tracks(m)]
+    sweep = _Sweep(list(dict.fromkeys(layers)))
+    sweep.whole = len(x) <= chunk
+    data = Split(x, torch.zeros(len(x), dtype=torch.int64))
+    model.eval()
+    with _watched(sweep):
+        while _pass(model, data, chunk, sweep):
+            sweep.measuring += 1
+    for layer in sweep.layers:
+        if mine := [moments for known, moments in sweep.calls if known is layer]:
+            _keep(layer, mine)
+
+
+def _pass(model: nn.Module, data: Split, chunk: int, sweep: _Sweep) -> bool:
+    """Measure the next call over all chunks; False where no call is left."""
+    stopped = 0
+    parts = range(0, len(data), chunk)
+    for begin in parts:
+        sweep.begin()
+        try:
+            model(data.batch(slice(begin, begin + chunk))[0])
+        except _Reached:
+            stopped += 1
+        except FedbnError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ModelError(f"the model fails: {reason}") from error
+    if stopped not in (0, len(parts)):
+        raise ModelError(
+            "a BatchNorm layer is called for some samples only, so its statistics depend on how "
+            "the samples are divided"
+        )
+    return stopped > 0
+
+
+@contextmanager
+def _watched(sweep: _Sweep) -> Iterator[None]:
+    handles = [layer.register_forward_pre_hook(sweep.see) for layer in sweep.layers]
+    kept = [(layer, _copies(layer)) for layer in sweep.layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer, (mean, var) in kept:
+            _set(layer, mean, var)
+
+
+def _tracks(layer: _BatchNorm) -> bool:
+    return layer.running_mean is not None and layer.running_var is not None
+
+
+def _copies(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    return layer.running_mean.clone(), layer.running_var.clone()
+
+
+def _set(layer: _BatchNorm, mean: Tensor, var: Tensor) -> None:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    layer.running_mean.copy_(mean)
+    layer.running_var.copy_(var)
+
+
+def _normalise_with(layer: _BatchNorm, moments: _Moments) -> None:
+    _set(layer, moments.mean, moments.biased)
+
+
+def _keep(layer: _BatchNorm, calls: list[_Moments]) -> None:
+    """Keep the mean over the layer's calls, as torch does with `momentum=None`."""
+    if calls[0].count < 2:
+        raise DataError("one value a channel: statistics need at least 2")
+    mean = torch.stack([moments.mean for moments in calls]).mean(dim=0)
+    var = torch.stack([moments.unbiased for moments in calls]).mean(dim=0)
+    _set(layer, mean, var)
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.fill_(len(calls))

@@ -1,0 +1,224 @@
+"""Choosing some of a data set's domains.
+
+Benchmarks of pictures in domains: DOMAIN/CLASS/*.jpg, under the names their copies go by.
+
+Dealing a domain's training samples: a share for one client, or a tenth for each of several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.data.image_folders import (
+    Division,
+    PictureSet,
+    Reading,
+    check_folder,
+    listed,
+    of_one_type,
+)
+from fedbn.data.images import FlipAndTurn
+from fedbn.data.storage import Info, check_distinct, shown, subfolders
+from fedbn.errors import ConfigError, DataError, unknown
+
+
+def checked_domains(asked: Sequence[str] | None, known: Iterable[str]) -> tuple[str, ...]:
+    """Check `data.domains`: one or more known ones, each once; all of them unless given.
+
+    Examples:
+        >>> checked_domains(None, ["a", "b"]), checked_domains(["b"], ["a", "b"])
+        (('a', 'b'), ('b',))
+    """
+    legal = tuple(known)
+    chosen = legal if asked is None else tuple(asked)
+    for domain in chosen:
+        if domain not in legal:
+            raise ConfigError(f"data.domains: {unknown('domain', domain, legal)}")
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(
+            f"data.domains = {list(chosen)}: legal are one or more of {', '.join(legal)}, each once"
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark's domains and classes, and what else their folders are called.
+
+    Attributes:
+        name: What the data set is called here.
+        domains: In the paper's order; one client each.
+        classes: In the order of their labels.
+        aliases: Other names of folders, each with the domain or class it means.
+    """
+
+    name: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    aliases: Mapping[str, str]
+
+    def federation(
+        self,
+        root: Path,
+        size: int,
+        division: Division,
+        augment: FlipAndTurn | None,
+        domains: Sequence[str] | None = None,
+    ) -> Federation:
+        """Read the pictures below a folder, one client a domain; of all domains, or of some."""
+        reading = Reading(size, keep=self.name)
+        chosen = checked_domains(domains, self.domains)
+        found = replace(self, domains=chosen).pictures(root)
+        parts = {domain: division.divide(pictures, domain) for domain, pictures in found.items()}
+        clients = of_one_type([reading.client(d, parts[d], augment) for d in chosen])
+        told = {"aliases": dict(self.aliases)}
+        return Federation(self.name, clients, self.classes, preparation=told)
+
+    def pictures(self, root: Path) -> dict[str, PictureSet]:
+        """List all pictures of the wanted classes below a folder, by domain.
+
+        Raises:
+            DataError: Naming the domains or classes that have no folder.
+        """
+        check_folder(root, f"the folders {', '.join(self.domains)}")
+        homes = self._found(root, self.domains)
+        check_distinct([home for domain in self.domains for home in homes[domain]])
+        return {domain: self._pictures(homes[domain]) for domain in self.domains}
+
+    def places(self, folder: Path) -> dict[Path, Path]:
+        """Recognise the pictures in a folder or right below; other classes are left out.
+
+        Returns:
+            Where below the data root each goes.
+        """
+        refusals = []
+        for place in (folder, *subfolders(folder)):
+            try:
+                sets = self.pictures(place)
+            except DataError as error:
+                refusals.append(error)
+                continue
+            files = [file for pictures in sets.values() for file in pictures.files]
+            return {file: Path(self.name, file.relative_to(place)) for file in files}
+        raise refusals[0]
+
+    def _pictures(self, homes: Sequence[Path]) -> PictureSet:
+        # Office-31 keeps the classes of a domain one folder deeper, in `images`.
+        deeper = [home / "images" if (home / "images").is_dir() else home for home in homes]
+        folders: dict[str, list[Path]] = {}
+        for home in deeper:
+            for name, found in self._found(home, self.classes).items():
+                folders.setdefault(name, []).extend(found)
+        return listed(folders, self.classes)
+
+    def _found(self, root: Path, wanted: Sequence[str]) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for folder in subfolders(root):
+            meant = self._meant(folder.name)
+            if meant in wanted:
+                found.setdefault(meant, []).append(folder)
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            there = ", ".join(shown(folder.name) for folder in subfolders(root)[:40])
+            raise DataError(
+                f"{shown(root)}: no folder {', '.join(missing)}; it has {there or 'no folders'}"
+            )
+        return found
+
+    def _meant(self, folder: str) -> str:
+        plain = plain_name(folder)
+        return self.aliases.get(plain, plain)
+
+
+@dataclass(frozen=True)
+class PicturesInfo(Info):
+    """Facts about a benchmark of pictures."""
+
+    benchmark: Benchmark | None = None
+
+    def places(self, folder: Path) -> dict[Path, Path] | None:
+        """Recognise its pictures."""
+        return None if self.benchmark is None else self.benchmark.places(folder)
+
+
+def plain_name(folder: str) -> str:
+    """Bring a folder's name to one spelling.
+
+    Examples:
+        >>> plain_name("045.computer-keyboard"), plain_name("127.laptop-101")
+        ('computer_keyboard', 'laptop')
+    """
+    name = re.sub(r"^\d+\.", "", folder.lower())
+    return re.sub(r"[\s_-]+", "_", re.sub(r"-101$", "", name)).strip("_")
+
+
+_TENTHS = 10
+
+
+def checked_sizes(
+    sizes: list[int] | None, lengths: Mapping[str, int], clients: int
+) -> dict[str, int]:
+    """Give each domain the number of training samples asked for; empty where none is."""
+    if sizes is None:
+        return {}
+    if len(sizes) != len(lengths) or clients > 1:
+        raise ConfigError(
+            f"data.sizes = {sizes}: legal is one number a domain ({', '.join(lengths)}), and "
+            "clients_per_domain = 1"
+        )
+    found = dict(zip(lengths, sizes, strict=True))
+    for domain, size in found.items():
+        if not 2 <= size <= lengths[domain]:
+            raise ConfigError(
+                f"data.sizes = {sizes}: {domain} has {lengths[domain]} training samples; "
+                f"legal are 2 to {lengths[domain]}"
+            )
+    return found
+
+
+def thinned(split: Split, count: int | None) -> Split:
+    """Keep so many samples, evenly spread, so that what lies class by class keeps all classes."""
+    if count is None or count >= len(split):
+        return split
+    return split.take(torch.arange(count) * len(split) // count)
+
+
+def tenths(whole: Client, clients: int) -> list[Client]:
+    """Make clients of one domain with a tenth of its samples each, scored on the same test set.
+
+    The first has the same tenth, however many there are.
+    """
+    return [
+        replace(
+            whole,
+            name=whole.name if clients == 1 else f"{whole.name}-{number + 1}",
+            train=whole.train.take(torch.arange(number, len(whole.train), _TENTHS)),
+        )
+        for number in range(clients)
+    ]
+
+
+def check_shares(percent: int, clients: int, test_limit: int | None) -> None:
+    """Refuse shares that no client can have."""
+    if not 5 <= percent <= 100:
+        raise ConfigError(f"data.percent = {percent}: legal are 5 to 100")
+    check_clients(percent, clients, test_limit)
+
+
+def check_clients(percent: int, clients: int, test_limit: int | None) -> None:
+    """Refuse numbers of clients and test samples that no domain can have."""
+    if not 1 <= clients <= _TENTHS:
+        raise ConfigError(f"data.clients_per_domain = {clients}: legal are 1 to {_TENTHS}")
+    if clients > 1 and percent != 10:
+        raise ConfigError(
+            f"data.percent = {percent} with data.clients_per_domain = {clients}: several clients "
+            "have a tenth each; set percent to 10, or leave clients_per_domain at 1"
+        )
+    if test_limit is not None and test_limit < 1:
+        raise ConfigError(f"data.test_limit = {test_limit}: legal are whole numbers from 1")

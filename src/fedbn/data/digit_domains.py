@@ -1,0 +1,285 @@
+"""The paper's protocol for one digit data set: divide, shuffle, truncate, bring to 3×28×28.
+
+MNIST-M made here: each MNIST digit over a patch of a photograph (Ganin et al. 2016).
+
+The original takes its patches from the photographs of BSDS500; any folder of photographs will do,
+and the result is labelled as made.
+
+One digit data set at a time: the original files, or a stand-in that says what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fedbn.core.randomness import generator, number, stratified
+from fedbn.data.digit_files import DOMAINS, Samples, Source, describe_forms, find_source
+from fedbn.data.digit_rendering import rendered
+from fedbn.data.images import opened, watched
+from fedbn.data.storage import Arrays, Info, cached, data_root, fingerprint
+from fedbn.errors import DataError
+
+TRAIN_SIZE = 7438
+"""Training samples of the smallest domain: four fifths of USPS."""
+SIDE = 28
+_TEST_SHARE = 0.2
+_PARTS_VERSION = 1
+
+
+def prepared(source: Source, seed: int, whole: bool = False) -> Arrays:
+    """Return a domain's `train_x`, `train_y`, `test_x`, `test_y`, from the cache if possible.
+
+    Args:
+        source: The domain's files.
+        seed: Decides the split of pooled files and the order within it.
+        whole: Keep all training samples, not the first 7,438.
+    """
+    key = {
+        "version": _PARTS_VERSION,
+        "domain": source.domain,
+        "files": fingerprint(source.files),
+        "seed": seed,
+        "whole": whole,
+    }
+    limit = None if whole else TRAIN_SIZE
+    return cached("digits", key, lambda: _arrays(*divided(source, seed, limit)))
+
+
+def divided(source: Source, seed: int, limit: int | None = None) -> tuple[Samples, Samples]:
+    """Read a domain's training and test part: as they are in an npz, else divided 80 to 20.
+
+    Args:
+        source: The domain's files.
+        seed: Decides the division.
+        limit: Keep the first so many training samples.
+    """
+    parts = source.parts()
+    if source.split:
+        images, labels = parts[0]
+        return (images[:limit], labels[:limit]), parts[1]
+    images, labels = parts[0]
+    draws = generator(seed, "digits split", client=source.domain)
+    wanted = torch.from_numpy(labels)
+    train, test = (
+        index[interleaved(wanted[index], draws)].numpy()
+        for index in stratified(wanted, _TEST_SHARE, draws)
+    )
+    return (images[train[:limit]], labels[train[:limit]]), (images[test], labels[test])
+
+
+def interleaved(labels: Tensor, draws: torch.Generator) -> Tensor:
+    """Order samples at random such that every stretch has all classes in equal proportion.
+
+    The paper cuts a data set into ten parts "with the same label distribution".
+
+    Examples:
+        >>> labels = torch.tensor([0] * 6 + [1] * 3)
+        >>> order = interleaved(labels, torch.Generator().manual_seed(0))
+        >>> [sorted(part.tolist()) for part in labels[order].split(3)]
+        [[0, 0, 1], [0, 0, 1], [0, 0, 1]]
+    """
+    place = torch.empty(len(labels), dtype=torch.float64)
+    for label in labels.unique():
+        mine = (labels == label).nonzero().flatten()
+        mine = mine[torch.randperm(len(mine), generator=draws)]
+        shift = torch.rand(len(mine), generator=draws, dtype=torch.float64)
+        place[mine] = (torch.arange(len(mine)) + shift) / len(mine)
+    return place.argsort(stable=True)
+
+
+def colour28(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bring images to (n, 3, 28, 28): resized bilinearly, grey repeated in three channels.
+
+    Examples:
+        >>> colour28(np.full((2, 16, 16), 7, np.uint8))[1, :, 0, 0].tolist()
+        [7, 7, 7]
+    """
+    flat = images[..., 0] if images.shape[3:] == (1,) else images
+    small = flat if flat.shape[1:3] == (SIDE, SIDE) else _resized(flat)
+    planes = small[:, None] if small.ndim == 3 else np.moveaxis(small, 3, 1)
+    return np.ascontiguousarray(np.broadcast_to(planes, (len(planes), 3, SIDE, SIDE)))
+
+
+def _resized(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    small = np.empty((len(images), SIDE, SIDE, *images.shape[3:]), np.uint8)
+    for image, target in zip(images, small, strict=True):
+        picture = Image.fromarray(np.ascontiguousarray(image))
+        target[:] = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return small
+
+
+def _arrays(train: Samples, test: Samples) -> Arrays:
+    return {
+        "train_x": colour28(train[0]),
+        "train_y": train[1],
+        "test_x": colour28(test[0]),
+        "test_y": test[1],
+    }
+
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".tif", ".tiff", ".webp"}
+_MOST = 500
+_LONGEST = 512
+
+
+def photograph_files(folder: Path) -> list[Path]:
+    """List the photographs below a folder: the first 500 by name."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder of photographs")
+    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and f.is_file())
+    if not files:
+        raise DataError(f"{folder}: no photograph; legal are {', '.join(sorted(_SUFFIXES))}")
+    return files[:_MOST]
+
+
+def blended(
+    digits: NDArray[np.uint8], photographs: list[NDArray[np.uint8]], draws: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Blend digits (n, h, w) with random patches: |patch − digit| in each channel.
+
+    Examples:
+        >>> digit = np.array([[[0, 255]]], np.uint8)
+        >>> grey = [np.full((4, 4, 3), 100, np.uint8)]
+        >>> blended(digit, grey, np.random.default_rng(0))[0, 0, :, 0].tolist()
+        [100, 155]
+    """
+    height, width = digits.shape[1:]
+    made = np.empty((*digits.shape, 3), np.uint8)
+    for digit, target in zip(digits, made, strict=True):
+        photograph = photographs[draws.integers(len(photographs))]
+        top = draws.integers(photograph.shape[0] - height + 1)
+        left = draws.integers(photograph.shape[1] - width + 1)
+        patch = photograph[top : top + height, left : left + width].astype(np.int16)
+        target[:] = np.abs(patch - digit[..., None])
+    return made
+
+
+def read_photograph(file: Path, least: int = 28) -> NDArray[np.uint8]:
+    """Read a photograph in colour, shrunk to at most 512 pixels a side."""
+    with watched(), opened(file) as image:
+        image.draft("RGB", (_LONGEST, _LONGEST))
+        colour = image.convert("RGB")
+    colour.thumbnail((_LONGEST, _LONGEST))
+    if min(colour.size) < least:
+        raise DataError(
+            f"{file}: {colour.width}×{colour.height} pixels at 512 a side; "
+            f"at least {least}×{least} are needed"
+        )
+    return np.asarray(colour)
+
+
+Synth = Literal["auto", "original", "rendered"]
+MnistM = Literal["auto", "original", "made"]
+_RENDERED_TEST = 5000
+_VERSION = 1
+
+
+class Loaded(NamedTuple):
+    """A domain's arrays, what must be said of them, and whether they stand in for the original."""
+
+    arrays: Arrays
+    remark: str | None
+    stand_in: bool = False
+
+
+@dataclass(frozen=True)
+class DigitsInfo(Info):
+    """Facts about a data set that is made of digit files, in whichever form those are there.
+
+    Attributes:
+        domains: The domains it needs; SynthDigits can be rendered, MNIST-M made.
+    """
+
+    domains: tuple[str, ...] = DOMAINS
+
+    def is_there(self, root: Path | None = None) -> bool:
+        """Tell whether every domain is there or can be made."""
+        folder = root / "digits" if root else digits_folder()
+        try:
+            there = {domain for domain in DOMAINS if find_source(folder, domain)}
+        except DataError:
+            return False
+        if "mnist" in there and (folder / "photographs").is_dir():
+            there.add("mnist_m")
+        return set(self.domains) <= there | {"synthdigits"}
+
+
+def digits_folder() -> Path:
+    """The folder for all files of the digit data sets."""
+    return data_root() / "digits"
+
+
+def original(domain: str, seed: int, whole: bool) -> Loaded:
+    """Read a domain's original files."""
+    source = needed_source(domain)
+    remark = None
+    if whole and source.split:
+        remark = f"{domain} has the training samples of {source.files[0].name}, not all originals"
+    return Loaded(prepared(source, seed, whole), remark)
+
+
+def synth_digits_domain(how: Synth, seed: int, whole: bool, count: int, fonts: str) -> Loaded:
+    """Read Ganin's SynthDigits, or render our own."""
+    if how == "original" or (how == "auto" and find_source(digits_folder(), "synthdigits")):
+        return original("synthdigits", seed, whole)
+    return Loaded(*rendered(count, _RENDERED_TEST, fonts, seed), stand_in=True)
+
+
+def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None) -> Loaded:
+    """Read Ganin's MNIST-M, or make one from MNIST and a folder of photographs."""
+    there = find_source(digits_folder(), "mnist_m")
+    folder = Path(photographs) if photographs else digits_folder() / "photographs"
+    if how == "original" or (there and how == "auto"):
+        return original("mnist_m", seed, whole)
+    if not folder.is_dir():
+        raise DataError(
+            f"{digits_folder()}: no mnist_m: expected {describe_forms('mnist_m')}; or, to make it "
+            f"from MNIST, a folder of photographs at {folder} or as data.photographs"
+        )
+    return _made(folder, seed, whole)
+
+
+def needed_source(domain: str) -> Source:
+    """Find a domain's files, or say which would do."""
+    source = find_source(digits_folder(), domain)
+    if source is None:
+        raise DataError(
+            f"{digits_folder()}: no {domain}: expected {describe_forms(domain)}; "
+            "`fedbn data prepare digits` gets it, FEDBN_DATA names the folder above"
+        )
+    return source
+
+
+def _made(folder: Path, seed: int, whole: bool) -> Loaded:
+    mnist, files = needed_source("mnist"), photograph_files(folder)
+    key = {
+        "version": _VERSION,
+        "mnist": fingerprint(mnist.files),
+        "photographs": fingerprint(files),
+        "seed": seed,
+        "whole": whole,
+    }
+    arrays = cached("mnist_m", key, lambda: _blend(mnist, files, seed, whole))
+    remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"
+    return Loaded(arrays, remark, stand_in=True)
+
+
+def _blend(mnist: Source, files: list[Path], seed: int, whole: bool) -> Arrays:
+    """Blend in another order than MNIST's own; an original stays in training or test."""
+    photographs = [read_photograph(file) for file in files]
+    arrays: Arrays = {}
+    for part, (images, labels) in zip(("train", "test"), divided(mnist, seed), strict=True):
+        order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
+        chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
+        draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))
+        arrays[f"{part}_x"] = colour28(blended(images[chosen], photographs, draws))
+        arrays[f"{part}_y"] = labels[chosen]
+    return arrays

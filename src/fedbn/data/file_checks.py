@@ -1,0 +1,260 @@
+"""Checking folders of pictures, file by file.
+
+Checking tables, file by file and column by column.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedbn.core.federation import Finding, Severity, similar_classes
+from fedbn.data.benchmarks import Benchmark
+from fedbn.data.image_folders import Site, find_site, folder_classes
+from fedbn.data.images import DEPTH, cores, is_picture, opened, read_picture, watched
+from fedbn.data.storage import Trouble, scan, shown, subfolders
+from fedbn.data.table_files import Table, by_site, is_missing, read_table, table_files
+from fedbn.errors import ConfigError, DataError
+
+_LARGE = 25_000_000
+_RARE = 20
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is known of one picture after reading it."""
+
+    file: Path
+    site: str
+    part: str
+    label: str
+    fault: str = ""
+    mode: str = ""
+    pixels: int = 0
+    constant: bool = False
+    content: str = ""
+
+
+def examine_pictures(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
+    """Read all pictures below a folder of sites and report."""
+    sites: list[Site] = []
+    for home in subfolders(root):
+        try:
+            sites.append(find_site(home))
+        except DataError as error:
+            text = str(error).removeprefix(f"{shown(home)}: ")
+            yield Finding("error", shown(home.name), shown(home), text)
+    yield from _stray(root)
+    yield from _left_out(sites)
+    yield from _examine(_pictures(sites), folder_classes(sites), depth)
+
+
+def examine_benchmark(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
+    """Read all pictures of a benchmark's classes and report."""
+    classes = benchmark.classes
+    pictures = (
+        (file, domain, "all", classes[label])
+        for domain, found in benchmark.pictures(root).items()
+        for file, label in zip(found.files, found.labels.tolist(), strict=True)
+    )
+    return _examine(pictures, classes)
+
+
+def _examine(
+    pictures: Iterable[tuple[Path, str, str, str]], classes: Sequence[str], depth: int = DEPTH
+) -> Iterator[Finding]:
+    with watched() as odd, ThreadPoolExecutor(cores()) as pool:
+        seen = list(pool.map(lambda each: _look(each, depth), pictures))
+    yield from _about_each(seen)
+    for one in seen:
+        if one.file in odd and not one.fault:
+            text = f"odd, but can be read ({odd[one.file]})"
+            yield Finding("note", one.site, shown(one.file), text)
+    yield from _about_sites(seen, classes)
+    yield from (Finding("warning", "", "", text) for text in similar_classes(classes))
+    yield from _twice(seen)
+
+
+def _items(sites: Sequence[Site]) -> Iterator[tuple[Path | Trouble, str, str, str]]:
+    """All that lies in class folders, with its site, part and class."""
+    for site in sites:
+        for part, folders in site.parts.items():
+            for folder in folders:
+                for item in scan(folder):
+                    yield item, site.name, part, shown(folder.name)
+
+
+def _pictures(sites: Sequence[Site]) -> Iterator[tuple[Path, str, str, str]]:
+    for item, site, part, label in _items(sites):
+        if isinstance(item, Path) and is_picture(item):
+            yield item, site, part, label
+
+
+def _left_out(sites: Sequence[Site]) -> Iterator[Finding]:
+    for item, site, _, _ in _items(sites):
+        if isinstance(item, Trouble):
+            severity: Severity = "warning" if item.harmless else "error"
+            yield Finding(severity, site, shown(item.path), item.text)
+        elif not is_picture(item):
+            yield Finding("note", site, shown(item), "not a picture: left out")
+
+
+def _stray(root: Path) -> Iterator[Finding]:
+    for home in (root, *subfolders(root)):
+        try:
+            count = sum(is_picture(file) for file in home.iterdir() if file.is_file())
+        except OSError:
+            continue  # a folder that cannot be listed is already an error
+        if count:
+            site = "" if home == root else shown(home.name)
+            text = f"{count} picture(s) outside a class folder: left out"
+            yield Finding("warning", site, shown(home), text)
+
+
+def _look(found: tuple[Path, str, str, str], depth: int) -> _Seen:
+    file, site, part, label = found
+    try:
+        with opened(file) as picture:
+            mode, pixels = picture.mode, picture.width * picture.height
+        values = read_picture(file, depth=depth)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except DataError as error:
+        return _Seen(file, site, part, label, fault=str(error).removeprefix(f"{shown(file)}: "))
+    except OSError as error:
+        return _Seen(file, site, part, label, fault=f"cannot be read ({error.strerror})")
+    constant = bool((values == values[0, 0]).all())
+    return _Seen(file, site, part, label, "", mode, pixels, constant, digest)
+
+
+def _about_each(seen: Sequence[_Seen]) -> Iterator[Finding]:
+    tests: list[tuple[Severity, Callable[[_Seen], bool], Callable[[_Seen], str]]] = [
+        ("error", lambda one: bool(one.fault), lambda one: one.fault),
+        ("warning", lambda one: one.constant, lambda one: "all pixels are the same"),
+        (
+            "warning",
+            lambda one: one.pixels > _LARGE,
+            lambda one: f"enormous, {one.pixels / 1e6:.0f} megapixels: slow to read",
+        ),
+        (
+            "note",
+            lambda one: one.file.name != one.file.name.strip() or not one.file.name.isprintable(),
+            lambda one: "odd name: spaces at its ends or signs that cannot be printed",
+        ),
+    ]
+    for one in seen:
+        for severity, holds, text in tests:
+            if holds(one):
+                yield Finding(severity, one.site, shown(one.file), text(one))
+
+
+def _about_sites(seen: Sequence[_Seen], classes: Sequence[str]) -> Iterator[Finding]:
+    sites = dict.fromkeys(one.site for one in seen)
+    for site in sites:
+        mine = [one for one in seen if one.site == site and not one.fault]
+        modes = Counter(one.mode for one in mine)
+        if len(modes) > 1:
+            counted = ", ".join(f"{mode} {count}" for mode, count in modes.most_common())
+            yield Finding("note", site, "", f"mixed modes, all read as RGB: {counted}")
+        training = Counter(one.label for one in mine if one.part in ("all", "train"))
+        missing = [name for name in classes if name not in training]
+        if missing:
+            yield Finding("warning", site, "", f"no training picture of {', '.join(missing)}")
+        if training and max(training.values()) > _RARE * min(training.values()):
+            (most, many), *_, (least, few) = training.most_common()
+            text = f"very unequal classes: {most} {many}, {least} {few}"
+            yield Finding("warning", site, "", text)
+
+
+def _twice(seen: Sequence[_Seen]) -> Iterator[Finding]:
+    first: dict[str, _Seen] = {}
+    for one in seen:
+        if one.fault:
+            continue
+        known = first.setdefault(one.content, one)
+        if known is one:
+            continue
+        where = f"the same content as {shown(known.file)}"
+        if known.site != one.site:
+            yield Finding("warning", one.site, shown(one.file), f"{where}, at another site")
+        elif known.part != one.part:
+            text = f"{where}: {known.part} and {one.part}"
+            yield Finding("warning", one.site, shown(one.file), text)
+        elif known.label != one.label:
+            yield Finding("warning", one.site, shown(one.file), f"{where}, under another class")
+        elif one.part == "all":
+            text = f"{where}: one may be trained on and the other tested"
+            yield Finding("warning", one.site, shown(one.file), text)
+        else:
+            yield Finding("note", one.site, shown(one.file), where)
+
+
+def examine_tables(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report tables that cannot be read, missing values, constant and missing columns.
+
+    Args:
+        path: The folder, or the file.
+        options: Those of the data set `tables`; columns that are no features are not looked at.
+    """
+    site, label = options.get("site"), options.get("label")
+    read: dict[str, Table] = {}
+    for file in table_files(path):
+        try:
+            read[shown(file.stem)] = read_table(file)
+        except (ConfigError, DataError) as error:
+            text = str(error).removeprefix(f"{shown(file)}: ")
+            yield Finding("error", shown(file.stem), shown(file), text)
+    if site is not None and len(read) == 1:
+        try:
+            read = by_site(next(iter(read.values())), site)
+        except DataError as error:
+            yield Finding("error", "", shown(path), str(error).removeprefix(f"{shown(path)}: "))
+            return
+    no_features = {site, options.get("id"), *options.get("drop", ())} - {label}
+    read = {name: _without(table, no_features) for name, table in read.items()}
+    filled = options.get("missing") == "mean"
+    for name, table in read.items():
+        yield from _missing_cells(name, table, label, filled)
+        yield from _missing_columns(name, table, list(read.values()))
+    yield from _constant_columns(read)
+
+
+def _without(table: Table, names: set[str | None]) -> Table:
+    kept = {name: cells for name, cells in table.columns.items() if name not in names}
+    return replace(table, columns=kept)
+
+
+def _missing_cells(site: str, table: Table, label: str | None, filled: bool) -> Iterator[Finding]:
+    for column, cells in table.columns.items():
+        rows = [row for row, cell in zip(table.rows, cells, strict=True) if is_missing(cell)]
+        if rows:
+            harmless = filled and column != label
+            severity: Severity = "note" if harmless else "error"
+            way_out = "" if column == label else "; fill them, or set data.missing = 'mean'"
+            text = f"column {column!r}: {len(rows)} empty cell(s), the first in row {rows[0]}"
+            yield Finding(severity, site, table.where, text + ("" if harmless else way_out))
+
+
+def _missing_columns(site: str, table: Table, all_tables: Sequence[Table]) -> Iterator[Finding]:
+    known = dict.fromkeys(name for other in all_tables for name in other.columns)
+    missing = [name for name in known if name not in table.columns]
+    if missing:
+        text = f"no column {', '.join(map(repr, missing))}, which other sites have"
+        yield Finding("error", site, table.where, text)
+
+
+def _constant_columns(tables: dict[str, Table]) -> Iterator[Finding]:
+    sites = list(tables)
+    known = dict.fromkeys(name for table in tables.values() for name in table.columns)
+    for column in known:
+        constant = [s for s in sites if len(set(tables[s].columns.get(column, ()))) == 1]
+        if len({tables[s].columns[column][0] for s in constant}) == 1 and constant == sites:
+            yield Finding("warning", "", "", f"column {column!r} is constant at every site")
+        else:
+            for site in constant:
+                text = f"column {column!r} is constant here"
+                yield Finding("note", site, tables[site].where, text)

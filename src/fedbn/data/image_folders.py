@@ -1,0 +1,286 @@
+"""Labelled picture files: listed by class, divided, and only then read.
+
+Pictures of one patient on both sides of a division, told by how their files are called.
+
+Your own pictures: PATH/SITE/CLASS/*.png, *.jpg, ..., with or without train/ and test/ in SITE.
+
+One client a folder SITE. The classes are all names of CLASS folders at any site, sorted; a site
+may lack some. Where a site has both train/ and test/ (and, if you like, valid/) with the class
+folders in them, that division is used; otherwise a stratified part is held out for testing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbn.core.federation import Augment, Client, Split, check_name
+from fedbn.core.randomness import generator, stratified
+from fedbn.data.images import DEPTH, check_depth, pictures_below, read_pictures
+from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, shown, subfolders
+from fedbn.errors import ConfigError, DataError
+
+_VERSION = 2
+"""Part of the cache's key: to be raised when the same files give other pixels."""
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """Files and the label of each."""
+
+    files: tuple[Path, ...]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def take(self, index: Tensor) -> PictureSet:
+        """Keep some."""
+        return PictureSet(tuple(self.files[i] for i in index.tolist()), self.labels[index])
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a site's pictures are divided, always in the same way for the same seed.
+
+    Attributes:
+        test_share: The stratified part held out for testing.
+        seed: Decides which.
+        per_client: Keep so many training pictures, stratified too, or all.
+    """
+
+    test_share: float
+    seed: int
+    per_client: int | Literal["all"] = "all"
+
+    def __post_init__(self) -> None:
+        check_share(self.test_share)
+        if isinstance(self.per_client, int) and self.per_client >= 2:
+            return
+        if self.per_client != "all":
+            raise ConfigError(f"data.per_client = {self.per_client!r}: legal are 2 and more, 'all'")
+
+    def divide(self, pictures: PictureSet, site: str) -> tuple[PictureSet, PictureSet]:
+        """Divide a site's pictures in train and test."""
+        draws = generator(self.seed, "test split", client=site)
+        rest, held = stratified(pictures.labels, self.test_share, draws)
+        return self._some(pictures.take(rest), site), pictures.take(held)
+
+    def _some(self, train: PictureSet, site: str) -> PictureSet:
+        if self.per_client == "all":
+            return train
+        if self.per_client > len(train):
+            raise DataError(
+                f"site {site}: {len(train)} training pictures, but data.per_client asks for "
+                f"{self.per_client}; legal are 2 to {len(train)}, 'all'"
+            )
+        draws = generator(self.seed, "training pictures", client=site)
+        _, chosen = stratified(train.labels, self.per_client / len(train), draws)
+        return train.take(chosen)
+
+
+def check_share(share: float) -> None:
+    """Refuse a test share that leaves one side empty."""
+    if not 0 < share < 1:
+        raise ConfigError(f"data.test_share = {share}: legal are numbers between 0 and 1")
+
+
+def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> PictureSet:
+    """List the pictures below the folders of each class, in the order of the classes."""
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = [file for folder in folders.get(name, ()) for file in pictures_below(folder)]
+        files += found
+        labels += [label] * len(found)
+    return PictureSet(tuple(files), torch.tensor(labels, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How pictures become samples.
+
+    Attributes:
+        size: Side in pixels.
+        depth: The 16-bit value that becomes 1.
+        keep: The data set whose cache keeps the pixels; None keeps none.
+    """
+
+    size: int
+    depth: int = DEPTH
+    keep: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.size <= 2048:
+            raise ConfigError(f"data.size = {self.size}: legal are 4 to 2048 pixels")
+        check_depth(self.depth)
+
+    def client(
+        self, site: str, parts: Sequence[PictureSet], augment: Augment | None = None
+    ) -> Client:
+        """Read a site's training and test pictures, and those for validation if there are some."""
+        train, test, *valid = (Split(self._pixels(part.files), part.labels) for part in parts)
+        train = replace(train, augment=augment)
+        return Client(site, site, train, {site: test}, valid[0] if valid else None)
+
+    def _pixels(self, files: Sequence[Path]) -> Tensor:
+        if self.keep is None:
+            return read_pictures(files, self.size, self.depth)
+        depends_on = {"pixels": _VERSION, "size": self.size, "depth": self.depth}
+        made = cached(
+            self.keep,
+            {**depends_on, "files": fingerprint(files)},
+            lambda: {"x": read_pictures(files, self.size, self.depth).numpy()},
+        )
+        return torch.from_numpy(made["x"])
+
+
+def of_one_type(clients: Sequence[Client]) -> tuple[Client, ...]:
+    """Give all clients floats where one has them, because of its 16-bit pictures."""
+
+    def changed(split: Split) -> Split:
+        return replace(split, x=split.batch(slice(None))[0])
+
+    if not any(part.x.is_floating_point() for client in clients for part in client.splits):
+        return tuple(clients)
+    return tuple(client.change(changed) for client in clients)
+
+
+def check_folder(folder: Path, wanted: str) -> None:
+    """Refuse a path that is not a folder, saying what should be there."""
+    if not folder.is_dir():
+        hint = (
+            f"; `fedbn data prepare {folder.name}` says how to get it, FEDBN_DATA names the folder "
+            "above"
+        )
+        ours = folder.parent == data_root()
+        raise DataError(f"{shown(folder)}: no such folder; expected {wanted}{hint if ours else ''}")
+
+
+_STEM = re.compile(r"(\D*\d[^ _.-]*)[ _.-]")
+_FEWEST = 3
+_SHOWN = 5
+
+
+def stems_in_both(listing: Mapping[str, Sequence[PictureSet]]) -> str:
+    """Point out stems (`p00` of `p00_1.png`) in both training and test; empty where there are none.
+
+    Args:
+        listing: The training and test pictures of each site.
+    """
+    texts = {site: _of_site(train, test) for site, (train, test, *_) in listing.items()}
+    told = [f"{site} {text}" for site, text in texts.items() if text]
+    if not told:
+        return ""
+    more = " ..." if len(told) > _SHOWN else ""
+    return (
+        "files that begin alike are in both train and test (beginnings in test: "
+        f"{'; '.join(told[:_SHOWN])}{more}); if each is one patient, divide them by patient, into "
+        "train/ and test/ below SITE"
+    )
+
+
+def _of_site(train: PictureSet, test: PictureSet) -> str:
+    stems: dict[int, set[str]] = {}
+    for part in (train, test):
+        for file, label in zip(part.files, part.labels.tolist(), strict=True):
+            stems.setdefault(label, set()).add(_stem(file))
+    # Where a whole class begins alike, as in 046_0001.jpg, that numbers the class.
+    numbers = {stem for found in stems.values() if len(found) == 1 for stem in found}
+    counts = Counter(_stem(file) for part in (train, test) for file in part.files)
+    several = {stem for stem, count in counts.items() if count > 1} - numbers
+    if len(several) < _FEWEST or 2 * sum(counts[stem] for stem in several) < counts.total():
+        return ""
+    trained, tested = ({_stem(f): f for f in part.files} for part in (train, test))
+    both = [stem for stem in tested if stem in several and stem in trained]
+    if not both:
+        return ""
+    first, second = trained[both[0]].name, tested[both[0]].name
+    return f"{len(both)} of {len(tested)}, as {shown(first)} and {shown(second)}"
+
+
+def _stem(file: Path) -> str:
+    """What a name begins with, up to the sign behind its first number; a file without is alone."""
+    found = _STEM.match(file.stem)
+    return found[1] if found else str(file)
+
+
+FOLDER_LAYOUT = "PATH/SITE/CLASS/*.png|jpg|... (train/ and test/ below SITE if you like)"
+_PARTS = ("train", "test", "valid")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The class folders of a site, by part: `all`, or `train`, `test` and perhaps `valid`."""
+
+    name: str
+    parts: Mapping[str, Sequence[Path]]
+
+    def pictures(self, part: str, classes: Sequence[str]) -> PictureSet:
+        """List the pictures of a part."""
+        return listed({shown(f.name): [f] for f in self.parts[part]}, classes)
+
+
+def about_depth(clients: Sequence[Client], depth: int) -> str:
+    """Say what became of 16-bit pictures, and which depth would use the whole range."""
+    if not clients[0].train.x.is_floating_point():
+        return ""
+    top = max(float(split.x.max()) for client in clients for split in client.splits)
+    needed = 2 ** max(round((top + 1) / 2 * depth).bit_length(), 9) - 1
+    hint = f"; none is above {needed}: data.depth = {needed} uses the whole range"
+    return (
+        f"16-bit pictures keep their depth: 0 to {depth} (data.depth) becomes −1 to 1"
+        f"{hint if needed < depth else ''}"
+    )
+
+
+def find_sites(folder: Path) -> list[Site]:
+    """Find the sites below a folder, with their class folders."""
+    check_folder(folder, FOLDER_LAYOUT)
+    homes = subfolders(folder)
+    check_distinct(homes)
+    sites = [find_site(home) for home in homes]
+    if not sites:
+        raise DataError(f"{shown(folder)}: no sites; expected {FOLDER_LAYOUT}")
+    return sites
+
+
+def folder_classes(sites: Sequence[Site]) -> tuple[str, ...]:
+    """Collect the classes of all sites, sorted."""
+    named = {shown(f.name) for site in sites for found in site.parts.values() for f in found}
+    return tuple(sorted(named))
+
+
+def find_site(home: Path) -> Site:
+    """Find the class folders of one site."""
+    check_name(home.name, shown(home))
+    below = {folder.name: folder for folder in subfolders(home)}
+    # A class may be called "train": only class folders in it mean a division.
+    divided = [part for part in _PARTS if part in below and subfolders(below[part])]
+    if divided and not {"train", "test"} <= set(divided):
+        missing = "test" if "train" in divided else "train"
+        raise DataError(f"{shown(home)}: has {'/, '.join(divided)}/ but no {missing}/ with classes")
+    parts = {part: subfolders(below[part]) for part in divided} or {"all": list(below.values())}
+    if not any(parts.values()):
+        raise DataError(f"{shown(home)}: no class folders; expected {FOLDER_LAYOUT}")
+    return Site(home.name, parts)
+
+
+def divided_site(site: Site, classes: Sequence[str], division: Division) -> tuple[PictureSet, ...]:
+    """Divide a site's pictures into training and test, and perhaps validation."""
+    if "all" in site.parts:
+        parts: tuple[PictureSet, ...] = (site.pictures("all", classes),)
+    else:
+        parts = tuple(site.pictures(part, classes) for part in _PARTS if part in site.parts)
+    for name, part in zip(site.parts, parts, strict=True):
+        if not len(part):
+            where = "" if name == "all" else f" in {name}"
+            raise DataError(f"site {site.name}: no pictures{where}; expected {FOLDER_LAYOUT}")
+    return division.divide(parts[0], site.name) if len(parts) == 1 else parts

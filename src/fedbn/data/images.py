@@ -1,0 +1,317 @@
+"""Finding and reading pictures of any kind Pillow knows, as tensors of one size.
+
+What becomes RGB, and how: grey values are repeated; palettes are looked up; what is transparent is
+laid over white; a photograph is turned as its EXIF entry says; of an animation the first picture
+is taken. Pixels are `uint8`; where a picture of 16 bit is among them, floats in [−1, 1], as `uint8`
+pixels become when a model takes them.
+
+Choosing one size for pictures of many.
+
+A change of training pictures, drawn anew for every batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torch.nn import functional
+
+from fedbn.data.storage import scan, shown
+from fedbn.errors import ConfigError, DataError
+
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
+)
+
+
+_SIXTEEN_BIT = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+_SIXTEEN_BIT_COLOURS = re.compile(r"(LA|RGB|CMYK).*;16")
+_LOG = logging.getLogger("fedbn")
+_current = threading.local()
+"""The picture that a thread reads, whom a warning of Pillow's is about."""
+_WHITE = (255, 255, 255, 255)
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # what matters to us, it raises
+DEPTH = 65535
+"""The 16-bit value that becomes 1, unless said otherwise; 0 becomes −1."""
+
+
+def is_picture(file: Path) -> bool:
+    """Tell by its name whether a file should be a picture."""
+    return file.suffix.lower() in SUFFIXES
+
+
+def pictures_below(folder: Path) -> list[Path]:
+    """Find all pictures below a folder, by name; other files are left out.
+
+    Raises:
+        DataError: For a folder that cannot be listed or a picture that is a broken link.
+    """
+    found: list[Path] = []
+    for item in scan(folder):
+        if isinstance(item, Path):
+            found += [item] if is_picture(item) else []
+        elif not item.harmless and (item.path.suffix == "" or is_picture(item.path)):
+            raise DataError(f"{shown(item.path)}: {item.text}")
+    return found
+
+
+@contextmanager
+def watched() -> Iterator[dict[Path, str]]:
+    """Make Pillow refuse pictures above its limit of pixels and keep its other warnings to itself.
+
+    In all threads started inside.
+
+    Yields:
+        What it remarks on pictures that can be read all the same: the last word on each file.
+    """
+    odd: dict[Path, str] = {}
+    plain = warnings.showwarning
+
+    def hear(message: Warning | str, *where: Any, **more: Any) -> None:
+        file = getattr(_current, "file", None)
+        if file is None:
+            plain(message, *where, **more)
+        else:
+            odd[file] = " ".join(str(message).split())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.showwarning = hear
+        yield odd
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Image.Image]:
+    """Open a picture; whatever is wrong with it becomes a `DataError` naming the file.
+
+    To be used inside `watched()`.
+    """
+    _current.file = file
+    try:
+        if file.stat().st_size == 0:
+            raise DataError(f"{shown(file)}: empty, 0 bytes")
+        with Image.open(file) as picture:
+            yield picture
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        limit = f"{Image.MAX_IMAGE_PIXELS:,}"
+        raise DataError(f"{shown(file)}: enormous, more than {limit} pixels: refused") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"{shown(file)}: not a picture, in spite of its name") from error
+    except PermissionError as error:
+        raise DataError(f"{shown(file)}: no permission to read it") from error
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{shown(file)}: damaged or cut off ({reason})") from error
+    finally:
+        _current.file = None
+
+
+def read_picture(
+    file: Path, size: tuple[int, int] | None = None, depth: int = DEPTH, channels: int = 3
+) -> NDArray[np.uint8] | NDArray[np.float32]:
+    """Read a picture, resized to (width, height) where given.
+
+    To be used inside `watched()`.
+
+    Returns:
+        Pixels (height, width, 3), or (height, width) where one channel is asked for; of a 16-bit
+        picture floats (height, width) in [−1, 1].
+    """
+    with opened(file) as picture:
+        _check_colours(picture, file)
+        picture.load()
+        whole = _as_rgb(ImageOps.exif_transpose(picture), file, depth)
+        if size is not None and whole.size != size:
+            whole = whole.resize(size, Image.Resampling.BILINEAR)
+        if whole.mode == "F":
+            return np.asarray(whole) * np.float32(2) - np.float32(1)
+        return np.asarray(whole if channels == 3 else whole.convert("L"), dtype=np.uint8)
+
+
+def read_pictures(
+    files: Sequence[Path], size: int | tuple[int, int], depth: int = DEPTH, channels: int = 3
+) -> Tensor:
+    """Read pictures as one tensor (n, channels, height, width), on all cores.
+
+    Args:
+        files: The pictures.
+        size: The side of a square, or width and height.
+        depth: The 16-bit value that becomes 1.
+        channels: 3 for RGB, 1 for grey.
+
+    Returns:
+        `uint8`; float32 in [−1, 1] where a picture has 16 bit.
+
+    Raises:
+        DataError: Naming the first file, in the order given, that cannot be read.
+    """
+    width, height = size if isinstance(size, tuple) else (size, size)
+    pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
+    deep: dict[int, Tensor] = {}
+
+    def fill(number: int) -> None:
+        values = read_picture(files[number], (width, height), depth, channels)
+        picture = torch.from_numpy(values.copy())
+        if picture.is_floating_point():
+            deep[number] = picture
+        else:
+            pixels[number] = picture.permute(2, 0, 1) if channels == 3 else picture
+
+    with watched() as odd, ThreadPoolExecutor(cores()) as pool:
+        for _ in pool.map(fill, range(len(files))):
+            pass
+    for file, text in list(odd.items())[:1]:
+        _LOG.warning(
+            f"{len(odd)} picture(s) are odd, but can be read; the first: {shown(file)}: {text}"
+        )
+    if not deep:
+        return pixels
+    floats = pixels.float().div_(127.5).sub_(1)
+    for number, picture in deep.items():
+        floats[number] = picture
+    return floats
+
+
+def cores() -> int:
+    """Count the cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_depth(depth: int) -> None:
+    """Refuse a largest value that no 16-bit picture has."""
+    if not 255 < depth <= DEPTH:
+        raise ConfigError(f"data.depth = {depth}: legal are 256 to {DEPTH}, the value of white")
+
+
+def _check_colours(picture: Image.Image, file: Path) -> None:
+    """Refuse colours of 16 bit, of which Pillow keeps 8; to be called before pixels are read."""
+    for codec, _, _, args in getattr(picture, "tile", ()):
+        how = args if isinstance(args, tuple) else (args,)
+        netpbm = codec.startswith("ppm") and picture.mode == "RGB" and how[-1] > 255
+        if netpbm or _SIXTEEN_BIT_COLOURS.match(str(how[0])):
+            raise DataError(
+                f"{shown(file)}: colours of 16 bit, which would be cut to 8; save them with 8 bit, "
+                "in grey with 16, or as floats in an npz file"
+            )
+
+
+def _as_rgb(picture: Image.Image, file: Path, depth: int) -> Image.Image:
+    """Make a picture RGB; or floats from 0 to 1, where it has 16 bit."""
+    if picture.mode == "RGB":
+        return picture
+    if picture.mode in _SIXTEEN_BIT:
+        return _from_sixteen_bit(picture, file, depth)
+    if picture.mode == "F":
+        raise DataError(
+            f"{shown(file)}: pixels are floats, whose range is unknown; legal are 8 and 16 bit "
+            "(or put the values in an npz file)"
+        )
+    if picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+        ground = Image.new("RGBA", picture.size, _WHITE)
+        return Image.alpha_composite(ground, picture.convert("RGBA")).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _from_sixteen_bit(picture: Image.Image, file: Path, depth: int) -> Image.Image:
+    values = np.asarray(picture)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > depth:
+        way_out = "raise data.depth" if low >= 0 and high <= DEPTH else "legal are 8 and 16 bit"
+        raise DataError(
+            f"{shown(file)}: pixels from {low} to {high}, beyond 0 to {depth}; {way_out}"
+        )
+    return Image.fromarray(values.astype(np.float32) / np.float32(depth))
+
+
+SIZES = (28, 32, 64, 128, 256)
+_LOOKED_AT = 500
+
+
+def choose_size(files: Sequence[Path]) -> tuple[int, str]:
+    """Choose a side in pixels, and say how.
+
+    At most 500 pictures, spread evenly over the files, are looked at. Squares of one size up to
+    256 stay as they are; otherwise the largest of 28, 32, 64, 128 and 256 that is not above the
+    median shorter side is taken, so that most pictures are made smaller and few larger.
+    """
+    if not files:
+        raise DataError("no pictures to choose a size from")
+    sides = [_sides(file) for file in files[:: 1 + (len(files) - 1) // _LOOKED_AT]]
+    width, height = sides[0]
+    if len(set(sides)) == 1 and width == height <= SIZES[-1]:
+        return max(width, 4), ""
+    shorter = median(min(pair) for pair in sides)
+    side = max((size for size in SIZES if size <= shorter), default=SIZES[0])
+    least, most = min(sides), max(sides)
+    return side, (
+        f"pictures of {least[0]}×{least[1]} to {most[0]}×{most[1]} pixels resized to {side}×{side}"
+    )
+
+
+def _sides(file: Path) -> tuple[int, int]:
+    with watched(), opened(file) as picture:
+        return picture.size
+
+
+_BLACK = -1.0
+
+
+@dataclass(frozen=True)
+class FlipAndTurn:
+    """Mirror half of the pictures left to right, and turn each by a random angle.
+
+    What a turn leaves empty becomes black. The paper does not speak of it; its authors' code
+    does this to Office-Caltech10 and DomainNet.
+
+    Attributes:
+        degrees: Angles are drawn evenly from −degrees to +degrees.
+
+    Examples:
+        >>> pictures = torch.zeros(4, 3, 8, 8)
+        >>> FlipAndTurn()(pictures, torch.Generator().manual_seed(0)).shape
+        torch.Size([4, 3, 8, 8])
+    """
+
+    degrees: float = 30.0
+
+    def __call__(self, x: Tensor, draws: torch.Generator) -> Tensor:
+        """Change a batch (n, c, h, w) of floats in [−1, 1]."""
+        n, _, height, width = x.shape
+        angle = (torch.rand(n, generator=draws) * 2 - 1) * math.radians(self.degrees)
+        mirror = (torch.rand(n, generator=draws) < 0.5).float() * -2 + 1
+        grid = functional.affine_grid(
+            _matrices(angle, mirror, height / width).to(x), list(x.shape), align_corners=False
+        )
+        # Outside the picture grid_sample reads 0, which must mean black.
+        lifted = functional.grid_sample(x - _BLACK, grid, align_corners=False)
+        return lifted.add_(_BLACK)
+
+
+def _matrices(angle: Tensor, mirror: Tensor, ratio: float) -> Tensor:
+    """Where each output pixel is read, in coordinates from −1 to 1 along both sides."""
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    across = torch.stack([mirror * cos, mirror * -sin * ratio, zero], dim=1)
+    down = torch.stack([sin / ratio, cos, zero], dim=1)
+    return torch.stack([across, down], dim=1)

@@ -1,0 +1,256 @@
+"""Further pictures for a trained model: found, told whether they are labelled, and read.
+
+Further samples for a trained model, with labels or without: pictures, a table or arrays.
+
+They are brought to what the run was trained on, from what the run remembers of it (its `inputs`,
+see `fedbn.experiments.facts`): the shape of a sample, the classes and the columns of a table. A
+picture becomes RGB or grey, is resized like the training pictures and scaled to [−1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbn.data.arrays import labels_of, npz_classes, places, read_npz, samples_in
+from fedbn.data.benchmarks import plain_name
+from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
+from fedbn.data.storage import is_hidden, shown, subfolders
+from fedbn.data.table_columns import features, table_labels
+from fedbn.data.table_files import SUFFIXES, read_table
+from fedbn.errors import DataError, unknown
+
+_PARTS = ("train", "test", "valid")
+_SCALED = 1.01
+_BELOW_ZERO = -0.3
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files and what to call them; their labels, where there are some; remarks; which part."""
+
+    files: Mapping[Path, str]
+    labels: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
+    part: str = ""
+
+
+def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
+    """Find the pictures below a folder; folders named like the run's classes label them."""
+    below = subfolders(folder)
+    divided = {f.name: f for f in below if f.name in _PARTS and _class_folders(f, inputs)}
+    if divided:
+        chosen = divided.get(part, next(iter(divided.values())))
+        found = find_pictures(chosen, inputs, part)
+        notes = (f"{shown(folder)}: read its {chosen.name} part", *found.notes)
+        return replace(found, notes=notes, part=chosen.name)
+    named = _class_folders(folder, inputs)
+    if named:
+        return _labelled(folder, named, inputs)
+    sites = [site for site in below if _class_folders(site, inputs)]
+    if sites:
+        names = ", ".join(shown(site.name) for site in sites[:10])
+        raise DataError(f"{shown(folder)}: a folder of sites ({names}); give one of them")
+    files = pictures_below(folder)
+    if not files:
+        raise DataError(f"{shown(folder)}: no pictures in it")
+    inside = any(file.parent != folder for file in files)
+    notes = ("its folders are no classes of the run: read as unlabelled",) if inside else ()
+    return Found(_called(files, folder), None, notes)
+
+
+def read_like(files: Sequence[Path], inputs: Mapping[str, Any]) -> Tensor:
+    """Read pictures as samples of the run's shape, with the depth it was trained with."""
+    shape = tuple(inputs["input_shape"])
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(
+            f"{shown(files[0])}: a picture, but the run was trained on samples of shape {shape}"
+        )
+    depth = inputs.get("preparation", {}).get("depth")
+    if depth is None:
+        _check_range(inputs)
+    channels, height, width = shape
+    return read_pictures(files, (width, height), depth or DEPTH, channels)
+
+
+def _check_range(inputs: Mapping[str, Any]) -> None:
+    """Refuse pictures for a run on floats that are no pictures scaled to [−1, 1]."""
+    low, high = inputs["range"]
+    if inputs["dtype"] == "uint8" or (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED):
+        return
+    raise DataError(
+        f"the run was trained on floats from {low:.4g} to {high:.4g}, while pictures become −1 to "
+        "1; save them in an npz file, scaled like the training data"
+    )
+
+
+def _labelled(folder: Path, named: Sequence[Path], inputs: Mapping[str, Any]) -> Found:
+    if any(is_picture(file) and not is_hidden(file) for file in folder.iterdir()):
+        raise DataError(f"{shown(folder)}: pictures both beside and inside folders of classes")
+    classes = list(inputs["classes"])
+    files: dict[Path, str] = {}
+    labels: list[int] = []
+    for home in subfolders(folder):
+        found = pictures_below(home)
+        if not found:
+            continue
+        if home not in named:
+            raise DataError(f"{shown(home)}: {unknown('class', shown(home.name), classes)}")
+        files |= _called(found, folder)
+        labels += [classes.index(_meant(home, inputs))] * len(found)
+    return Found(files, np.array(labels, dtype=np.int64))
+
+
+def _class_folders(folder: Path, inputs: Mapping[str, Any]) -> list[Path]:
+    """The folders in one that are named like a class and hold pictures."""
+    known = [f for f in subfolders(folder) if _meant(f, inputs) in inputs["classes"]]
+    return [home for home in known if pictures_below(home)]
+
+
+def _meant(folder: Path, inputs: Mapping[str, Any]) -> str:
+    name = shown(folder.name)
+    aliases = inputs.get("preparation", {}).get("aliases")
+    if name in inputs["classes"] or aliases is None:
+        return name
+    plain = plain_name(name)
+    return str(aliases.get(plain, plain))
+
+
+def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
+    return {file: shown(file.relative_to(folder).as_posix()) for file in files}
+
+
+Part = Literal["train", "test"]
+LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
+_SUFFIXES = {"x": ("x", "images"), "y": ("y", "labels")}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples ready for a model.
+
+    Attributes:
+        x: The samples, (n, ...).
+        names: What each is called: a file, or a row.
+        y: Their labels, places in the run's classes; None where there are none.
+        notes: What a user should hear of how they were read.
+        part: `train` or `test`, where the data is divided and this is one part of it.
+    """
+
+    x: Tensor
+    names: tuple[str, ...]
+    y: Tensor | None = None
+    notes: tuple[str, ...] = ()
+    part: str = ""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> Samples:
+    """Read a site's samples.
+
+    Args:
+        path: A folder or a file.
+        inputs: What the run remembers of its data.
+        part: Which part to take where there are train and test.
+
+    Raises:
+        DataError: It cannot be read, or holds nothing that fits the run.
+    """
+    place = _file_in(path) if path.is_dir() else path
+    if place.is_dir():
+        return _pictures(find_pictures(place, inputs, part), inputs)
+    if not place.is_file():
+        raise DataError(f"{shown(place)}: no such file or folder; expected {LEGAL}")
+    if place.suffix.lower() == ".npz":
+        return _arrays(place, inputs, part)
+    if place.suffix.lower() in SUFFIXES:
+        return _table(place, inputs)
+    if is_picture(place):
+        return _pictures(Found({place: place.name}), inputs)
+    raise DataError(f"{shown(place)}: {place.suffix or 'no suffix'}; expected {LEGAL}")
+
+
+def _file_in(folder: Path) -> Path:
+    """A folder's only table or npz file, or the folder itself where it has none."""
+    try:
+        files = [f for f in sorted(folder.iterdir()) if f.is_file() and not is_hidden(f)]
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
+    known = [f for f in files if f.suffix.lower() in {".npz", *SUFFIXES}]
+    if len(known) > 1:
+        names = ", ".join(shown(file.name) for file in known[:10])
+        raise DataError(f"{shown(folder)}: several files ({names}); give one of them")
+    return known[0] if known and not any(is_picture(f) for f in files) else folder
+
+
+def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
+    y = None if found.labels is None else torch.from_numpy(found.labels)
+    x = read_like(list(found.files), inputs)
+    notes = found.notes
+    if x.is_floating_point() and "depth" not in inputs.get("preparation", {}):
+        notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
+    return Samples(x, tuple(found.files.values()), y, notes, found.part)
+
+
+def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
+    content = read_npz(file)
+    prefixes = (f"{part}_", "", "test_" if part == "train" else "train_")
+    names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in _SUFFIXES["x"]]
+    chosen = next((name for name in names if name in content), None)
+    if chosen is None:
+        raise DataError(
+            f"{shown(file)}: no samples; expected one of {', '.join(names)}; it has "
+            f"{', '.join(content) or 'nothing'}"
+        )
+    prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
+    x = samples_in({"test_x": content[chosen]}, "test", file)
+    _check_shape(x, inputs, file)
+    labels = next((content[k] for s in _SUFFIXES["y"] if (k := f"{prefix}{s}") in content), None)
+    y = None if labels is None else _array_labels(labels, content, len(x), inputs, file)
+    notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
+    return Samples(x, tuple(map(str, range(len(x)))), y, notes, prefix.rstrip("_"))
+
+
+def _array_labels(
+    labels: NDArray[np.generic],
+    content: Mapping[str, NDArray[np.generic]],
+    n: int,
+    inputs: Mapping[str, Any],
+    file: Path,
+) -> Tensor:
+    classes, where = inputs["classes"], f"{shown(file)}, labels"
+    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.dtype.kind == "f" and np.array_equal(flat, np.round(flat)):
+        flat = flat.astype(np.int64)
+    own = npz_classes(content, file)
+    if own is None or flat.dtype.kind in "US":
+        return torch.from_numpy(labels_of(flat, n, classes, where))
+    names = [own[label] for label in labels_of(flat, n, own, where)]
+    return torch.from_numpy(places(names, classes, where))
+
+
+def _table(file: Path, inputs: Mapping[str, Any]) -> Samples:
+    table = read_table(file)
+    x, notes = features(table, inputs)
+    labels = table_labels(table, inputs)
+    y = None if labels is None else torch.from_numpy(labels)
+    return Samples(torch.from_numpy(x), tuple(f"row {row}" for row in table.rows), y, notes)
+
+
+def _check_shape(x: Tensor, inputs: Mapping[str, Any], file: Path) -> None:
+    shape = tuple(inputs["input_shape"])
+    if tuple(x.shape[1:]) != shape:
+        raise DataError(
+            f"{shown(file)}: samples of shape {tuple(x.shape[1:])}; the run was trained on {shape}"
+        )
+    if not len(x):
+        raise DataError(f"{shown(file)}: no samples")

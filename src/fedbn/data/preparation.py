@@ -1,0 +1,241 @@
+"""Taking over files that a user already has: recognised, linked or copied, then moved in place.
+
+A file is a hard link where the system allows it, and a copy elsewhere; either way the originals
+may be deleted afterwards. All files are gathered in a hidden folder first, so what is cut short
+leaves nothing behind that could be taken for data.
+
+`fedbn data prepare`: bring a data set's files below the data root.
+
+Files come from a folder of the user's, or from where they are published with a checksum. For the
+rest there is one line: what to get, from where, and where to put it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbn.data.digit_domains import DigitsInfo, digits_folder
+from fedbn.data.digit_files import DOMAINS, Source, describe_forms, find_source
+from fedbn.data.downloads import REMOTE, Listener, fetch
+from fedbn.data.storage import Info, data_root, may_write, shown, subfolders
+from fedbn.errors import ConfigError, DataError, unknown
+
+Places = Mapping[Path, Path]
+"""Files, and where each goes below the data root."""
+_DEPTH = 4
+
+
+def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
+    """Recognise digit data sets at any depth up to four; those not found are left out."""
+    places = list(_folders(folder, _DEPTH))
+    found = {domain: _first_source(places, domain) for domain in domains}
+    return {domain: _digit_files(source) for domain, source in found.items() if source}
+
+
+def take_over(places: Places, root: Path) -> int:
+    """Bring files below the data root, whole or not at all; say how many were new.
+
+    Raises:
+        DataError: Where another file of that name is there, or the root cannot be written.
+    """
+    new = {file: place for file, place in places.items() if not _is_there(file, root / place)}
+    gathered = root / f".incoming-{uuid.uuid4().hex}"
+    try:
+        for file, place in new.items():
+            (gathered / place).parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(file, gathered / place)
+        if new:
+            _move(gathered, root)
+    except OSError as error:
+        where = shown(error.filename or root)
+        raise DataError(f"{where}: cannot be taken over ({error.strerror})") from error
+    finally:
+        shutil.rmtree(gathered, ignore_errors=True)
+    return len(new)
+
+
+def _is_there(file: Path, target: Path) -> bool:
+    if not target.exists():
+        return False
+    if not filecmp.cmp(file, target, shallow=False):
+        raise DataError(f"{shown(target)}: there already, but not as {shown(file)}: remove one")
+    return True
+
+
+def _link_or_copy(file: Path, target: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.link(file.resolve(), target)
+        return
+    shutil.copy2(file, target)
+
+
+def _move(made: Path, target: Path) -> None:
+    """Rename the highest folders that are new, so that each appears at once."""
+    if made.is_dir() and target.is_dir():
+        for entry in made.iterdir():
+            _move(entry, target / entry.name)
+    else:
+        made.replace(target)
+
+
+def _first_source(places: Sequence[Path], domain: str) -> Source | None:
+    for place in places:
+        with contextlib.suppress(DataError):  # incomplete here, perhaps whole elsewhere
+            source = find_source(place, domain)
+            if source:
+                return source
+    return None
+
+
+def _digit_files(source: Source) -> Places:
+    found: dict[Path, Path] = {}
+    for part in source.files:
+        files = sorted(f for f in part.rglob("*") if f.is_file()) if part.is_dir() else [part]
+        found |= {file: Path("digits", file.relative_to(part.parent)) for file in files}
+    return found
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    yield folder
+    if depth:
+        for below in subfolders(folder):
+            yield from _folders(below, depth - 1)
+
+
+BY_HAND = {
+    "synthdigits": "Ganin's SynthDigits from http://yaroslav.ganin.net",
+    "mnist_m": "Ganin's MNIST-M from http://yaroslav.ganin.net, or photographs to make one from "
+    "MNIST as the folder photographs",
+    "office_caltech10": "the folders amazon, caltech, dslr and webcam with the ten classes that "
+    "Office-31 (https://people.eecs.berkeley.edu/~jhoffman/domainadapt/) and Caltech-256 "
+    "(https://data.caltech.edu/records/nyy15-4j048) share",
+    "domainnet": "the six archives of DomainNet from http://ai.bu.edu/M3SDA/, unpacked",
+    "abide": "the series *_rois_ho.1D (pipeline cpac, strategy filt_noglobal) and the phenotype "
+    "table from http://preprocessed-connectomes-project.org/abide/download.html",
+}
+"""What to get, and from where, where no checksum is published."""
+
+
+def provide(
+    name: str, info: Info, options: Mapping[str, Any], source: Path | None, listener: Listener
+) -> None:
+    """Bring the files of a data set below the data root, as far as they are not there yet.
+
+    Args:
+        name: A registered data set.
+        info: The facts about it.
+        options: Its options; of `digits`, only the `domains` asked for are needed.
+        source: A folder to take files from; None to download.
+        listener: Hears what is done.
+
+    Raises:
+        DataError: What is missing, from where to get it and where to put it.
+    """
+    if source:
+        _check_source(source, name, info)
+    if isinstance(info, DigitsInfo):
+        _provide_digits(_wanted(info, options), options, source, listener)
+    elif source:
+        places = _places(name, info, source)
+        _told(name, take_over(places, data_root()), len(places), listener)
+    elif not info.is_there():
+        text = BY_HAND.get(name, info.source)
+        raise DataError(
+            f"{name} is missing: get {text}; put it in {data_root() / name} "
+            "(FEDBN_DATA names the folder above)"
+        )
+
+
+def _places(name: str, info: Info, source: Path) -> Places:
+    """Ask a data set which files of a folder are its own."""
+    found = info.places(source)
+    if found is None:
+        raise ConfigError(
+            f"--from {shown(source)}: data {name} takes no files over; put them in "
+            f"{data_root() / name} (FEDBN_DATA names the folder above)"
+        )
+    return found
+
+
+def _provide_digits(
+    domains: Sequence[str], options: Mapping[str, Any], source: Path | None, listener: Listener
+) -> None:
+    if source:
+        for domain, places in digit_places(source, domains).items():
+            _told(domain, take_over(places, data_root()), len(places), listener)
+    else:
+        for domain in domains:
+            if domain in REMOTE and not _found(domain):
+                _download(domain, listener)
+    missing = [_how(d) for d in domains if not _found(d) and d not in _made(options)]
+    if missing:
+        raise DataError("; ".join([*missing, f"put them in {digits_folder()}"]))
+
+
+def _wanted(info: DigitsInfo, options: Mapping[str, Any]) -> Sequence[str]:
+    asked = options.get("domains") or info.domains
+    domains = list(asked) if isinstance(asked, list | tuple) else [asked]
+    for domain in domains:
+        if domain not in DOMAINS:
+            raise ConfigError(f"data.domains: {unknown('domain', str(domain), DOMAINS)}")
+    return domains
+
+
+def _download(domain: str, listener: Listener) -> None:
+    """Fetch those files of a domain that are not there."""
+    folder, remote = digits_folder(), REMOTE[domain]
+    _check_writable()
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in remote.files:
+        if not (folder / file).exists() and not (folder / domain / file).exists():
+            try:
+                fetch(remote, file, folder, listener)
+            except DataError as error:
+                raise DataError(f"{error}; or get it by hand and import it: --from DIR") from error
+            listener.tell(f"{domain}: {file} is there, its checksum right")
+
+
+def _found(domain: str) -> Source | None:
+    try:
+        return find_source(digits_folder(), domain)
+    except DataError:
+        return None  # incomplete
+
+
+def _made(options: Mapping[str, Any]) -> set[str]:
+    """Domains that need no files of their own."""
+    photographs = options.get("photographs") or digits_folder() / "photographs"
+    made = {"synthdigits"} if options.get("synth") != "original" else set()
+    return made | {"mnist_m"} if Path(photographs).is_dir() else made
+
+
+def _how(domain: str) -> str:
+    files = describe_forms(domain)
+    remote = REMOTE.get(domain)
+    origin = f"from {remote.address}" if remote else BY_HAND[domain]
+    return f"{domain} is missing ({files}): get {'it ' if remote else ''}{origin}"
+
+
+def _told(what: str, new: int, count: int, listener: Listener) -> None:
+    listener.tell(f"{what}: {new} new file(s) taken over, {count - new} were there already")
+
+
+def _check_source(source: Path, name: str, info: Info) -> None:
+    if not info.files:
+        raise ConfigError(f"--from {shown(source)}: data {name} needs no files")
+    if not source.is_dir():
+        raise ConfigError(f"--from {shown(source)}: no such folder")
+    _check_writable()
+
+
+def _check_writable() -> None:
+    root = data_root()
+    if not may_write(root / "any") or (root.exists() and not root.is_dir()):
+        raise DataError(f"{root}: cannot be written; let FEDBN_DATA name a folder that can")

@@ -1,0 +1,226 @@
+"""How far apart clients are in feature space: the Fréchet distance between Gaussian fits.
+
+For clients with means m, m′ and covariances S, S′ of their features it is
+
+    d² = |m − m′|² + tr(S + S′ − 2 (S S′)^½),
+
+given here relative to the spread of all clients' features together: d / √tr(S_all). 0 means alike;
+at 1 two clients are as far apart as samples of the whole are from its mean.
+
+The features are simple on purpose and need no network. Of a picture: the mean and the standard
+deviation of each colour in each cell of an 8×8 grid. Of a vector: its entries, each scaled to a
+standard deviation of 1 over all clients. Both are then reduced to their 16 principal components.
+
+Estimates from few samples are never 0. So every distance is taken between two halves of equal
+size: on the diagonal between the halves of one client, which shows what chance alone gives.
+
+What `fedbn data show` draws and prints: examples, histograms, counts and distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.randomness import generator
+
+_GRID = 8
+_COMPONENTS = 16
+_MOST = 200
+
+
+def distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
+    """Estimate the distance between each pair of clients, on their training data.
+
+    Args:
+        clients: At least one, each with at least four samples.
+        seed: Decides which samples make the halves.
+
+    Returns:
+        A symmetric matrix; its diagonal is the distance between two halves of one client.
+    """
+    halves = [half for client in clients for half in _halves(client, seed)]
+    size = min(_MOST, *(len(half) for half in halves))
+    if size < 2:
+        return [[float("nan")] * len(clients) for _ in clients]
+    pairs = zip(halves, [client for client in clients for _ in range(2)], strict=True)
+    samples = torch.cat([_samples(client, half[:size]) for half, client in pairs])
+    reduced = _components(_features(samples).double(), min(_COMPONENTS, size))
+    fits = [_gaussian(part) for part in reduced.split(size)]
+    spread = float(_gaussian(reduced)[1].trace()) or 1.0
+    n = len(clients)
+    found = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(i, n):
+            one, two = frechet(fits[2 * i], fits[2 * j + 1]), frechet(fits[2 * i + 1], fits[2 * j])
+            found[i, j] = found[j, i] = ((one + two) / 2 / spread) ** 0.5
+    rows: list[list[float]] = found.tolist()
+    return rows
+
+
+def frechet(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    """Compute d² between two Gaussians, each a mean and a covariance.
+
+    Examples:
+        >>> one = torch.zeros(2), torch.eye(2)
+        >>> other = torch.tensor([3.0, 0.0]), 4 * torch.eye(2)
+        >>> round(frechet(one, other), 4)  # 3² + 2·(2 − 1)²
+        11.0
+    """
+    root = _root(one[1])
+    inner = torch.linalg.eigvalsh(root @ other[1] @ root).clamp(min=0).sqrt().sum()
+    apart = (one[0] - other[0]).square().sum() + one[1].trace() + other[1].trace() - 2 * inner
+    return max(0.0, float(apart))
+
+
+def _halves(client: Client, seed: int) -> tuple[Tensor, Tensor]:
+    """Shuffle a client's samples into two halves; samples of one group stay on one side."""
+    draws = generator(seed, "view", client=client.name)
+    order = torch.randperm(len(client.train), generator=draws)
+    if client.train.groups is None:
+        middle = len(order) // 2
+        return order[:middle], order[middle:]
+    names, place = client.train.groups.cpu().unique(return_inverse=True)
+    first = torch.randperm(len(names), generator=draws) < len(names) // 2
+    chosen = first[place[order]]
+    return order[chosen], order[~chosen]
+
+
+def _samples(client: Client, index: Tensor) -> Tensor:
+    return client.train.batch(index.to(client.train.y.device))[0].cpu().float()
+
+
+def _features(x: Tensor) -> Tensor:
+    if x.dim() != 4:
+        flat = x.flatten(1)
+        spread = flat.std(dim=0)
+        return (flat - flat.mean(dim=0)) / torch.where(spread > 0, spread, 1.0)
+    grid = (min(_GRID, x.shape[2]), min(_GRID, x.shape[3]))
+    mean = functional.adaptive_avg_pool2d(x, grid)
+    square = functional.adaptive_avg_pool2d(x.square(), grid)
+    contrast = (square - mean.square()).clamp(min=0).sqrt()
+    return torch.cat([mean.flatten(1), contrast.flatten(1)], dim=1)
+
+
+def _components(features: Tensor, count: int) -> Tensor:
+    """Principal components, from the products of all pairs of samples or of features, if fewer."""
+    centred = features - features.mean(dim=0)
+    first = slice(-count, None)
+    scores: Tensor
+    if centred.shape[1] < len(centred):
+        scores = centred @ torch.linalg.eigh(centred.T @ centred)[1][:, first]
+    else:
+        values, vectors = torch.linalg.eigh(centred @ centred.T)
+        scores = vectors[:, first] * values[first].clamp(min=0).sqrt()
+    return scores
+
+
+def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1])
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+_BINS = 64
+_CHANNELS = ("red", "green", "blue")
+
+
+def survey(federation: Federation, samples: int = 100, examples: int = 10) -> dict[str, Any]:
+    """Measure a federation for a picture and a table.
+
+    Args:
+        federation: The data.
+        samples: Training samples a client that its histogram is made of, drawn by a fixed seed.
+        examples: Pictures shown a client, of different classes where there are as many.
+
+    Returns:
+        A dict of plain values: `name`, `remarks`, `samples`, `shape`, `clients`, `classes`;
+        `train` and `test`, counts by client and class; `distances`, a matrix (see `_distance`);
+        `edges` and `histograms`, shares by client and channel; `examples`, by client an array
+        (n, h, w, 3) of uint8, or an empty list for samples that are no pictures.
+    """
+    clients = federation.clients
+    values = [_sample(client.train, samples, client.name) for client in clients]
+    pictures = len(federation.input_shape) == 3
+    edges = _edges(values)
+    return {
+        "name": federation.name,
+        "remarks": list(federation.remarks),
+        "samples": samples,
+        "shape": list(federation.input_shape),
+        "clients": [client.name for client in clients],
+        "classes": list(federation.classes),
+        "train": [_counts(client.train, federation) for client in clients],
+        "test": [_counts(client.tests[client.domain], federation) for client in clients],
+        "distances": distances(clients),
+        "edges": edges.tolist(),
+        "histograms": [_histograms(x, edges) for x in values],
+        "examples": [_examples(client, examples) for client in clients] if pictures else [],
+    }
+
+
+def _sample(split: Split, count: int, name: str) -> Tensor:
+    order = torch.randperm(len(split), generator=generator(0, "view", client=name))
+    return split.x[order[:count].to(split.x.device)].cpu()
+
+
+def _counts(split: Split, federation: Federation) -> list[int]:
+    counts: list[int] = split.y.cpu().bincount(minlength=len(federation.classes)).tolist()
+    return counts
+
+
+def _edges(values: Sequence[Tensor]) -> NDArray[np.float64]:
+    if all(x.dtype == torch.uint8 for x in values):
+        return np.linspace(0, 256, _BINS + 1)
+    joined = np.concatenate([x.flatten().numpy() for x in values])
+    low, high = np.quantile(joined[np.isfinite(joined)], [0.002, 0.998])
+    return np.linspace(low, high if high > low else low + 1, _BINS + 1)
+
+
+def _histograms(x: Tensor, edges: NDArray[np.float64]) -> dict[str, list[float]]:
+    """Shares of the values in each bin, by colour channel where there are three different ones."""
+    coloured = x.dim() == 4 and x.shape[1] == 3 and not _grey(x)
+    parts = dict(zip(_CHANNELS, x.unbind(1), strict=True)) if coloured else {"values": x}
+    return {name: _shares(part, edges) for name, part in parts.items()}
+
+
+def _grey(x: Tensor) -> bool:
+    return bool((x[:, 0] == x[:, 1]).all() and (x[:, 0] == x[:, 2]).all())
+
+
+def _shares(x: Tensor, edges: NDArray[np.float64]) -> list[float]:
+    counts, _ = np.histogram(x.flatten().numpy(), bins=edges)
+    shares: list[float] = (counts / x.numel()).tolist()
+    return shares
+
+
+def _examples(client: Client, count: int) -> NDArray[np.uint8]:
+    y = client.train.y.cpu()
+    order = torch.randperm(len(y), generator=generator(0, "view", client=client.name))
+    # One of each class first, in the order of classes; then a second of each, and so on.
+    rank = torch.zeros_like(order)
+    for label in y.unique().tolist():
+        mine = y[order] == label
+        rank[mine] = torch.arange(int(mine.sum()))
+    turn = torch.argsort(rank * (int(y.max()) + 1) + y[order], stable=True)
+    return drawable(client.train.x[order[turn[:count]].to(client.train.x.device)].cpu())
+
+
+def drawable(x: Tensor) -> NDArray[np.uint8]:
+    """Turn samples (n, channels, h, w) into pictures (n, h, w, 3)."""
+    if x.dtype != torch.uint8:
+        low, high = (-1.0, 1.0) if float(x.abs().max()) <= 1 else (float(x.min()), float(x.max()))
+        x = ((x - low) / max(high - low, 1e-12) * 255).round().clamp(0, 255).byte()
+    shown = x[:, :3] if x.shape[1] >= 3 else x[:, :1].expand(-1, 3, -1, -1)
+    return shown.permute(0, 2, 3, 1).contiguous().numpy()

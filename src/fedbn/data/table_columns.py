@@ -1,0 +1,241 @@
+"""From columns of text to numbers: what is a number stays one, what is not becomes one-hot.
+
+Further rows for a trained model, encoded like the training tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedbn.data.arrays import places
+from fedbn.data.table_files import Table, is_missing
+from fedbn.errors import DataError
+
+_MOST_VALUES = 1000
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column is encoded, the same at every site.
+
+    Attributes:
+        name: Its name.
+        values: The values of a categorical column at any site, sorted; None for numbers.
+    """
+
+    name: str
+    values: tuple[str, ...] | None
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return 1 if self.values is None else len(self.values)
+
+    def encode(self, table: Table) -> NDArray[np.float32]:
+        """Encode a site's cells as (rows, width); a missing number is NaN, a missing text zeros."""
+        cells = table.columns[self.name]
+        if self.values is None:
+            numbers = [math.nan if is_missing(c) else float(c) for c in cells]
+            return np.array(numbers, dtype=np.float32)[:, None]
+        place = {value: number for number, value in enumerate(self.values)}
+        encoded = np.zeros((len(cells), len(self.values)), dtype=np.float32)
+        for row, cell in enumerate(cells):
+            if not is_missing(cell):
+                encoded[row, place[cell.strip()]] = 1
+        return encoded
+
+
+def feature_columns(
+    tables: Mapping[str, Table], left_out: Collection[str], categorical: Sequence[str]
+) -> list[Column]:
+    """Decide how the columns, which all sites must have, are encoded.
+
+    A column is numbers where every value at every site is one, unless it is named categorical.
+    """
+    first = next(iter(tables.values()))
+    names = [name for name in first.columns if name not in left_out]
+    for table in tables.values():
+        _check_same_columns(first, table, left_out)
+    if not names:
+        raise DataError(f"{first.where}: no columns left as features")
+    for name in categorical:
+        first.column(name, "data.categorical")
+    return [_column(name, list(tables.values()), name in categorical) for name in names]
+
+
+def check_complete(table: Table, columns: Sequence[Column]) -> None:
+    """Refuse a table with an empty cell in one of the columns."""
+    for column in columns:
+        for row, cell in zip(table.rows, table.columns[column.name], strict=True):
+            if is_missing(cell):
+                raise DataError(
+                    f"{table.where}, row {row}: no value in column {column.name!r}; fill it, or "
+                    "set data.missing = 'mean', or name the column in data.drop"
+                )
+
+
+def filled(
+    features: NDArray[np.float32],
+    training: NDArray[np.int64],
+    columns: Sequence[Column],
+    table: Table,
+) -> NDArray[np.float32]:
+    """Put the mean of the training rows where a number is missing."""
+    begin = 0
+    for column in columns:
+        values = features[:, begin]
+        gaps = np.isnan(values)
+        if gaps.any():
+            known = values[training][~gaps[training]]
+            if not len(known):
+                raise DataError(
+                    f"{table.where}: column {column.name!r} has no value in a training row, so "
+                    "no mean; name it in data.drop"
+                )
+            values[gaps] = known.mean(dtype=np.float64)
+        begin += column.width
+    return features
+
+
+def _check_same_columns(first: Table, table: Table, left_out: Collection[str]) -> None:
+    for one, other in ((first, table), (table, first)):
+        for name in one.columns:
+            if name not in other.columns and name not in left_out:
+                raise DataError(
+                    f"{other.where}: no column {name!r}, which {one.where} has; "
+                    f"it has {', '.join(other.columns)}"
+                )
+
+
+def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
+    cells = [c for table in tables for c in table.columns[name] if not is_missing(c)]
+    if not cells:
+        raise DataError(f"{tables[0].where}: column {name!r} has no values; name it in data.drop")
+    if not categorical and all(_is_number(cell) for cell in cells):
+        for table in tables:
+            _check_finite(name, table)
+        return Column(name, None)
+    values = sorted({cell.strip() for cell in cells})
+    if len(values) > min(_MOST_VALUES, max(50, len(cells) // 2)):
+        raise DataError(
+            f"{tables[0].where}: column {name!r} has {len(values)} different texts in "
+            f"{len(cells)} rows, the first {values[0]!r}: name it in data.id or data.drop"
+        )
+    return Column(name, tuple(values))
+
+
+def _check_finite(name: str, table: Table) -> None:
+    for row, cell in zip(table.rows, table.columns[name], strict=True):
+        if not is_missing(cell) and not abs(float(cell)) <= _LARGEST:
+            raise DataError(
+                f"{table.where}, row {row}, column {name!r}: {cell.strip()} is not finite in "
+                "float32; legal are finite numbers"
+            )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    # float() takes digits joined by underscores, which no table means as a number.
+    return "_" not in cell
+
+
+_LABELS = ("label", "y", "class")
+
+
+def features(
+    table: Table, inputs: Mapping[str, Any]
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """Encode a table's rows, (n, features); and say what was filled in.
+
+    An empty cell is refused, or becomes the column's mean over these rows where the run was
+    trained with `data.missing = "mean"`.
+    """
+    told = inputs.get("preparation", {}).get("table")
+    columns = _columns(table, inputs, told)
+    gaps = sum(is_missing(cell) for c in columns for cell in table.columns[c.name])
+    if gaps and not (told and told["missing"] == "mean"):
+        check_complete(table, columns)
+    for column in columns:
+        _check_cells(table, column)
+    encoded = np.concatenate([column.encode(table) for column in columns], axis=1)
+    whole = filled(encoded, np.arange(len(table)), columns, table)
+    return whole, ((f"{gaps} empty cells filled with the mean of these rows",) if gaps else ())
+
+
+def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[np.int64] | None:
+    """The rows' labels, where the table has a column of them."""
+    name = _label_column(table, inputs)
+    if name is None:
+        return None
+    cells = [cell.strip() for cell in table.columns[name]]
+    if any(is_missing(cell) for cell in cells):
+        if all(is_missing(cell) for cell in cells):
+            return None
+        row = next(r for r, c in zip(table.rows, cells, strict=True) if is_missing(c))
+        raise DataError(f"{table.where}, row {row}: no value in {name!r}, which others have")
+    return places(cells, inputs["classes"], f"{table.where}, column {name!r}")
+
+
+def _label_column(table: Table, inputs: Mapping[str, Any]) -> str | None:
+    told = inputs.get("preparation", {}).get("table")
+    names = (told["label"],) if told else _LABELS
+    return next((name for name in names if name in table.columns), None)
+
+
+def _columns(
+    table: Table, inputs: Mapping[str, Any], told: Mapping[str, Any] | None
+) -> list[Column]:
+    if told:
+        columns = [Column(str(n), None if v is None else tuple(v)) for n, v in told["columns"]]
+        _check_there(table, [column.name for column in columns])
+        return columns
+    label = _label_column(table, inputs)
+    names = [name for name in table.columns if name != label]
+    shape = tuple(inputs["input_shape"])
+    if shape != (len(names),):
+        raise DataError(
+            f"{table.where}: {len(names)} columns of features; the run was trained on samples of "
+            f"shape {shape}"
+        )
+    return [Column(name, None) for name in names]
+
+
+def _check_there(table: Table, names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in table.columns]
+    if missing:
+        raise DataError(
+            f"{table.where}: no column {missing[0]!r}, which the run was trained on; it has "
+            f"{', '.join(table.columns)}"
+        )
+
+
+def _check_cells(table: Table, column: Column) -> None:
+    for row, cell in zip(table.rows, table.columns[column.name], strict=True):
+        if is_missing(cell):
+            continue
+        if column.values is None:
+            _check_number(cell, f"{table.where}, row {row}, column {column.name!r}")
+        elif cell.strip() not in column.values:
+            raise DataError(
+                f"{table.where}, row {row}, column {column.name!r}: {cell.strip()!r} is new; the "
+                f"run was trained on {', '.join(column.values[:20])}"
+            )
+
+
+def _check_number(cell: str, where: str) -> None:
+    try:
+        value = float(cell)
+    except ValueError as error:
+        raise DataError(f"{where}: {cell.strip()!r} is not a number") from error
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise DataError(f"{where}: {cell.strip()} is not finite in float32")

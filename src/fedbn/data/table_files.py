@@ -1,0 +1,244 @@
+"""Reading tables: CSV with the standard library, Parquet with pyarrow; every cell as text.
+
+Rows are counted as a spreadsheet shows them: the header is row 1.
+
+Which tables a path means, and which rows are whose.
+
+The columns of a table that are no features: classes and ids.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbn.data.storage import check_distinct, is_hidden, shown
+from fedbn.errors import ConfigError, DataError
+
+SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_LONGEST_CELL = 1_000_000
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's columns, each a list of texts.
+
+    Attributes:
+        where: The file, for messages.
+        columns: Cells by name of the column; all of one length.
+        rows: The row of the file that each cell is in.
+    """
+
+    where: str
+    columns: Mapping[str, list[str]]
+    rows: list[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str, option: str) -> list[str]:
+        """Return a column that an option names."""
+        if name in self.columns:
+            return self.columns[name]
+        raise DataError(
+            f"{self.where}: no column {name!r} ({option}); it has {', '.join(self.columns)}"
+        )
+
+    def take(self, index: list[int], where: str) -> Table:
+        """Keep some rows."""
+        kept = {name: [cells[i] for i in index] for name, cells in self.columns.items()}
+        return Table(where, kept, [self.rows[i] for i in index])
+
+
+def is_missing(cell: str) -> bool:
+    """Tell whether a cell stands for no value.
+
+    Examples:
+        >>> is_missing(" NaN "), is_missing("0")
+        (True, False)
+    """
+    return cell.strip().lower() in MISSING
+
+
+def read_table(file: Path) -> Table:
+    """Read a table whole; its faults are named with their row."""
+    try:
+        table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{shown(file)}: not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise DataError(f"{shown(file)}: cannot be read ({error.strerror or error})") from error
+    except csv.Error as error:
+        raise DataError(f"{shown(file)}: not a table ({error})") from error
+    if not len(table):
+        raise DataError(f"{shown(file)}: no rows below the header")
+    return table
+
+
+def _read_csv(file: Path) -> Table:
+    csv.field_size_limit(_LONGEST_CELL)
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        delimiter = _delimiter(stream.readline())
+        stream.seek(0)
+        lines = csv.reader(stream, delimiter=delimiter, strict=True)
+        header = _header(next(lines, []), file)
+        rows, cells = _cells(lines, len(header), file)
+    if delimiter == ";":
+        cells = [[_with_point(cell) for cell in column] for column in cells]
+    return Table(shown(file), dict(zip(header, cells, strict=True)), rows)
+
+
+def _cells(lines: Iterator[list[str]], width: int, file: Path) -> tuple[list[int], list[list[str]]]:
+    rows: list[int] = []
+    found: list[list[str]] = []
+    for row, line in enumerate(lines, start=2):
+        if not any(line):
+            continue
+        if len(line) != width:
+            raise DataError(
+                f"{shown(file)}, row {row}: {len(line)} cells, but the header has {width}"
+            )
+        rows.append(row)
+        found.append(line)
+    return rows, [list(column) for column in zip(*found, strict=True)] or [[] for _ in range(width)]
+
+
+def _delimiter(header: str) -> str:
+    return max(",;\t", key=header.count)
+
+
+def _with_point(cell: str) -> str:
+    """Where cells are divided by semicolons, a comma in a number is its decimal point."""
+    return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell.strip()) else cell
+
+
+def _header(names: list[str], file: Path) -> list[str]:
+    header = [name.strip() for name in names]
+    if not any(header):
+        raise DataError(f"{shown(file)}: empty; expected a header and rows")
+    for number, name in enumerate(header):
+        if name in header[:number]:
+            raise DataError(f"{shown(file)}: two columns are called {name!r}")
+    return header
+
+
+def _read_parquet(file: Path) -> Table:
+    try:
+        arrow: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{shown(file)}: reading Parquet needs pyarrow: pip install 'fedbn[tables]', "
+            "or save the table as CSV"
+        ) from error
+    try:
+        content = parquet.read_table(file).to_pydict()
+    except arrow.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{shown(file)}: damaged or not a Parquet file ({reason})") from error
+    header = _header(list(content), file)
+    texts = [["" if v is None else str(v) for v in cells] for cells in content.values()]
+    columns = dict(zip(header, texts, strict=True))
+    return Table(shown(file), columns, list(range(2, 2 + len(texts[0]))))
+
+
+TABLE_LAYOUT = (
+    "a folder with one CSV or Parquet file a site, or one such file with data.site = COLUMN"
+)
+
+
+def table_files(path: Path) -> list[Path]:
+    """List the tables that a path means: itself, or those right inside it, by name."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{shown(path)}: no such file or folder; expected {TABLE_LAYOUT}")
+    inside = [file for file in path.iterdir() if not is_hidden(file) and file.is_file()]
+    return sorted(file for file in inside if file.suffix.lower() in SUFFIXES)
+
+
+def read_sites(path: Path, site: str | None) -> dict[str, Table]:
+    """Read the table of each site."""
+    files = table_files(path)
+    if not files:
+        raise DataError(f"{shown(path)}: no tables; expected {TABLE_LAYOUT}")
+    if site is None:
+        if len(files) == 1:
+            raise ConfigError(f"{shown(path)}: one table: name its column of sites in data.site")
+        check_distinct(files)
+        stems = [file.stem for file in files]
+        for file in files:
+            if stems.count(file.stem) > 1:
+                raise DataError(f"{shown(file)}: two files of one site {shown(file.stem)!r}")
+        return {file.stem: read_table(file) for file in files}
+    if len(files) > 1:
+        raise ConfigError(
+            f"data.site = {site!r}: {shown(path)} has {len(files)} tables; with data.site it must "
+            "be one"
+        )
+    return by_site(read_table(files[0]), site)
+
+
+def by_site(table: Table, site: str) -> dict[str, Table]:
+    """Give each site its rows of one table."""
+    rows: dict[str, list[int]] = {}
+    for number, cell in enumerate(table.column(site, "data.site")):
+        if is_missing(cell):
+            raise DataError(f"{table.where}, row {table.rows[number]}: no value in {site!r}")
+        rows.setdefault(cell.strip(), []).append(number)
+    return {name: table.take(rows[name], table.where) for name in sorted(rows)}
+
+
+_MOST_CLASSES = 1000
+
+
+def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
+    """Collect the classes of all sites, sorted: by value where all are numbers.
+
+    Raises:
+        DataError: Where a label is missing, or the column measures rather than names.
+    """
+    found: set[str] = set()
+    for table in tables.values():
+        cells = table.column(label, "data.label")
+        for row, cell in zip(table.rows, cells, strict=True):
+            if is_missing(cell):
+                raise DataError(f"{table.where}, row {row}: no value in {label!r} (data.label)")
+            found.add(cell.strip())
+    classes = _sorted(found)
+    rows = sum(len(table) for table in tables.values())
+    if len(classes) > min(_MOST_CLASSES, max(20, rows // 2)):
+        raise DataError(
+            f"{next(iter(tables.values())).where}: column {label!r} (data.label) has "
+            f"{len(classes)} different values in {rows} rows: not classes"
+        )
+    return classes
+
+
+def repeated_ids(tables: Mapping[str, Table], id: str) -> tuple[str, ...]:
+    """Remark on ids that occur more than once, at one site or at two."""
+    first: dict[str, str] = {}
+    repeated: list[str] = []
+    for table in tables.values():
+        for row, cell in zip(table.rows, table.column(id, "data.id"), strict=True):
+            place = f"{table.where}, row {row}"
+            if cell in first:
+                repeated.append(f"{cell.strip()!r} in {first[cell]} and {place}")
+            first.setdefault(cell, place)
+    if not repeated:
+        return ()
+    return (f"column {id!r}: {len(repeated)} id(s) occur again; the first is {repeated[0]}",)
+
+
+def _sorted(names: set[str]) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(names, key=lambda name: (float(name), name)))
+    except ValueError:
+        return tuple(sorted(names))

@@ -1,0 +1,23 @@
+"""The data sets by name. Adding a file here adds a data set.
+
+A data set is a function of keyword options that returns a `Federation`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, cast
+
+from fedbn import registry
+
+if TYPE_CHECKING:
+    from fedbn.data.storage import Info
+
+
+# Not for choosing: what the configuration of a joining run names.
+ELSEWHERE = {"joined": "fedbn.trained.joining"}
+
+
+def info_of(name: str) -> Info:
+    """The facts about a registered data set."""
+    return cast("Info", registry.facts(sys.modules[__name__], name, "INFO"))

@@ -1,0 +1,294 @@
+"""Handwritten digits made thinner, thicker, swollen or broken, after Castro et al. 2019.
+
+The idea of Morpho-MNIST: a digit is enlarged and thresholded, its skeleton and the distance of
+every pixel to the stroke's edge are measured, the shape is changed relative to the stroke's own
+thickness, and the result is brought back to its size. All of it is written here; scikit-image
+gives the skeleton.
+
+Morpho-MNIST: the two clients from unseen domains of the paper's appendix.
+
+`morpho-global` has MNIST digits made thinner or thicker, `morpho-local` digits with a swelling or
+with fractures, half and half (Castro et al. 2019). They are made here from the MNIST files of the
+data set `digits`: its training samples for training, its test samples for testing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.randomness import number
+from fedbn.data.digit_domains import DigitsInfo, colour28, needed_source, prepared
+from fedbn.data.storage import Arrays, cached, fingerprint
+from fedbn.errors import ConfigError
+
+SCALE = 4
+_CUT = 1.5 * SCALE
+_FREE = 2 * SCALE
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A digit, enlarged four times and measured.
+
+    Attributes:
+        grey: The enlarged image in [0, 1].
+        inside: Where the stroke is.
+        depth: The distance of every pixel of the stroke to its edge.
+        skeleton: The stroke's middle line, one pixel wide.
+        thickness: The stroke's mean width.
+    """
+
+    grey: NDArray[np.float32]
+    inside: Mask
+    depth: NDArray[np.float64]
+    skeleton: Mask
+    thickness: float
+
+
+@dataclass(frozen=True)
+class Strength:
+    """How much shapes change.
+
+    Attributes:
+        thinning: The part of the stroke's half width that is taken off.
+        thickening: The part of it that is added.
+        swelling: The exponent of the radial map: 1 changes nothing.
+        fractures: How many cuts.
+    """
+
+    thinning: float = 0.7
+    thickening: float = 1.0
+    swelling: float = 3.0
+    fractures: int = 3
+
+
+Change = Callable[[Shape, Strength, np.random.Generator], Mask]
+
+
+def measure(image: NDArray[np.uint8]) -> Shape:
+    """Enlarge and measure a digit, light on dark."""
+    size = (image.shape[1] * SCALE, image.shape[0] * SCALE)
+    enlarged = Image.fromarray(image).resize(size, Image.Resampling.BICUBIC)
+    grey = np.asarray(enlarged, np.float32) / np.float32(255)
+    inside = grey > 0.5
+    depth = ndimage.distance_transform_edt(inside)
+    skeleton = _skeleton(inside)
+    thickness = 2 * float(depth[skeleton].mean()) if skeleton.any() else 0.0
+    return Shape(grey, inside, depth, skeleton, thickness)
+
+
+def changed(
+    image: NDArray[np.uint8], change: Change, strength: Strength, draws: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Change a digit's shape; an image without a stroke stays as it is."""
+    shape = measure(image)
+    if not shape.skeleton.any():
+        return image
+    mask = change(shape, strength, draws)
+    return np.asarray(Image.fromarray(mask.astype(np.uint8) * 255).reduce(SCALE))
+
+
+def thin(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+    """Take off a part of the mean half width; a finer stroke keeps its middle line."""
+    core = ndimage.binary_dilation(shape.skeleton) & shape.inside
+    thinned: Mask = (shape.depth > strength.thinning * shape.thickness / 2) | core
+    return thinned
+
+
+def thicken(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+    """Add a part of the mean half width on every side."""
+    away = ndimage.distance_transform_edt(~shape.inside)
+    thickened: Mask = away <= strength.thickening * shape.thickness / 2
+    return thickened
+
+
+def swell(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+    """Blow the stroke up around a point of its middle line: radius r shows R (r/R)^swelling.
+
+    R is twice the stroke's width, and at least four pixels of the image.
+    """
+    centre = _points(shape.skeleton)[draws.integers(shape.skeleton.sum())]
+    reach = max(2 * shape.thickness, 4.0 * SCALE)
+    place = np.indices(shape.grey.shape, np.float64) - centre[:, None, None]
+    radius = np.hypot(*place) / reach
+    near = (radius < 1) & (radius > 0)
+    source = centre[:, None] + place[:, near] * radius[near] ** (strength.swelling - 1)
+    swollen = shape.inside.copy()
+    swollen[near] = ndimage.map_coordinates(shape.grey, source, order=1) > 0.5
+    return swollen
+
+
+def fracture(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+    """Cut through the stroke, at right angles to its middle line, away from ends and forks."""
+    broken = shape.inside.copy()
+    line = _points(shape.skeleton)
+    free = _points(shape.skeleton & _plain(shape.skeleton))
+    candidates = free if len(free) else line
+    for _ in range(strength.fractures):
+        centre = candidates[draws.integers(len(candidates))]
+        along = _direction(line, centre)
+        place = np.indices(broken.shape, np.float64) - centre[:, None, None]
+        run = np.abs(place[0] * along[0] + place[1] * along[1])
+        side = np.abs(place[1] * along[0] - place[0] * along[1])
+        width = shape.depth[tuple(centre)] + SCALE / 2
+        broken &= (run > _CUT / 2) | (side > width)
+    return broken
+
+
+def _direction(line: NDArray[np.int64], centre: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The direction of the middle line near a point: its first principal axis."""
+    near = line[np.abs(line - centre).max(axis=1) <= _FREE] - centre
+    axes: NDArray[np.float64] = np.linalg.eigh(near.T @ near)[1]
+    return axes[:, -1]
+
+
+def _plain(skeleton: Mask) -> Mask:
+    """Pixels away from the ends and forks of a skeleton: those have not two neighbours."""
+    neighbours = ndimage.convolve(skeleton.astype(np.uint8), np.ones((3, 3), np.uint8)) - 1
+    special = skeleton & (neighbours != 2)
+    if not special.any():
+        return np.ones_like(skeleton)
+    plain: Mask = ndimage.distance_transform_edt(~special) > _FREE
+    return plain
+
+
+def _points(mask: Mask) -> NDArray[np.int64]:
+    return np.argwhere(mask)
+
+
+def _skeleton(inside: Mask) -> Mask:
+    try:
+        from skimage import morphology
+    except ImportError as error:
+        raise ConfigError(
+            "data 'morpho_mnist' needs scikit-image: pip install fedbn[morpho]"
+        ) from error
+    skeletonize: Callable[[Mask], Mask] = morphology.skeletonize
+    return skeletonize(inside)
+
+
+INFO = {
+    "morpho_mnist": DigitsInfo(
+        title="Morpho-MNIST: digits thinned and thickened, swollen and broken",
+        clients="2 of 743",
+        classes=10,
+        shape="3×28×28",
+        source="made here from MNIST in FEDBN_DATA/digits",
+        licence="as MNIST: CC BY-SA 3.0",
+        files=("digits/*",),
+        module="skimage",
+        extra="morpho",
+        domains=("mnist",),
+    )
+}
+
+
+CHANGES: dict[str, tuple[Change, Change]] = {
+    "morpho-global": (thin, thicken),
+    "morpho-local": (swell, fracture),
+}
+
+
+_REMARK = "made by fedbn from MNIST after Castro et al. 2019, not their files"
+_VERSION = 1
+
+
+def morpho_mnist(
+    train: int = 743,
+    test: int | None = None,
+    thinning: float = 0.7,
+    thickening: float = 1.0,
+    swelling: float = 3.0,
+    fractures: int = 3,
+    seed: int = 0,
+) -> Federation:
+    """Make both clients; they show the same originals.
+
+    Args:
+        train: Training samples of a client, of the 7,438 of MNIST.
+        test: Test samples of a client; all by default.
+        thinning: The part of a stroke's half width that thinning takes off.
+        thickening: The part of it that thickening adds.
+        swelling: The exponent of the swelling; 1 changes nothing.
+        fractures: How many cuts a broken digit has.
+        seed: Decides which digit is changed how.
+    """
+    _check(train, test, thinning, thickening, swelling, fractures)
+    strength = Strength(thinning, thickening, swelling, fractures)
+    source = needed_source("mnist")
+    key = {
+        "version": _VERSION,
+        "mnist": fingerprint(source.files),
+        "sizes": [train, test],
+        "strength": asdict(strength),
+        "seed": seed,
+    }
+    arrays = cached(
+        "morpho_mnist", key, lambda: _arrays(prepared(source, 0), train, test, strength, seed)
+    )
+    clients = tuple(_client(name, arrays) for name in CHANGES)
+    return Federation("morpho_mnist", clients, tuple("0123456789"), (_REMARK,))
+
+
+def change_images(
+    images: NDArray[np.uint8],
+    changes: tuple[Change, ...],
+    strength: Strength,
+    draws: np.random.Generator,
+) -> NDArray[np.uint8]:
+    """Change every digit (n, height, width) in one of several ways, equally often."""
+    ways = draws.permutation(np.arange(len(images)) % len(changes))
+    made = np.empty_like(images)
+    for image, way, target in zip(images, ways, made, strict=True):
+        target[:] = changed(image, changes[way], strength, draws)
+    return made
+
+
+def _arrays(mnist: Arrays, train: int, test: int | None, strength: Strength, seed: int) -> Arrays:
+    arrays: Arrays = {}
+    for part, size in (("train", train), ("test", test)):
+        arrays[f"{part}_y"] = mnist[f"{part}_y"][:size]
+        for name, changes in CHANGES.items():
+            draws = np.random.default_rng(number(seed, f"morpho {part}", client=name))
+            made = change_images(mnist[f"{part}_x"][:size, 0], changes, strength, draws)
+            arrays[f"{name}_{part}_x"] = colour28(made)
+    return arrays
+
+
+def _client(name: str, arrays: Arrays) -> Client:
+    train, test = (
+        Split(torch.from_numpy(arrays[f"{name}_{part}_x"]), torch.from_numpy(arrays[f"{part}_y"]))
+        for part in ("train", "test")
+    )
+    return Client(name, name, train, {name: test})
+
+
+def _check(
+    train: int,
+    test: int | None,
+    thinning: float,
+    thickening: float,
+    swelling: float,
+    fractures: int,
+) -> None:
+    for name, size in (("train", train), ("test", test)):
+        if size is not None and size < 1:
+            raise ConfigError(f"data.{name} = {size}: legal are whole numbers from 1")
+    if not 0 <= thinning <= 1:
+        raise ConfigError(f"data.thinning = {thinning}: legal are 0 to 1")
+    if not (math.isfinite(thickening) and thickening >= 0):
+        raise ConfigError(f"data.thickening = {thickening}: legal are numbers from 0")
+    if not (math.isfinite(swelling) and swelling >= 1):
+        raise ConfigError(f"data.swelling = {swelling}: legal are numbers from 1")
+    if not 0 <= fractures <= 100:
+        raise ConfigError(f"data.fractures = {fractures}: legal are 0 to 100")

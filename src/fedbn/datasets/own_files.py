@@ -1,0 +1,204 @@
+"""Your own tables: a folder with one CSV or Parquet file a site, or one file with a site column.
+
+Numbers are taken as they are, in float32: levelling what differs from site to site is left to
+BatchNorm. Texts become one-hot over the values of all sites. Parquet needs `fedbn[tables]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.randomness import generator, stratified
+from fedbn.data.arrays import common_classes, labels_in, read_npz, samples_in
+from fedbn.data.image_folders import (
+    FOLDER_LAYOUT,
+    Division,
+    Reading,
+    about_depth,
+    check_share,
+    divided_site,
+    find_sites,
+    folder_classes,
+    of_one_type,
+    stems_in_both,
+)
+from fedbn.data.images import DEPTH, choose_size
+from fedbn.data.storage import Info, check_distinct
+from fedbn.data.table_columns import Column, check_complete, feature_columns, filled
+from fedbn.data.table_files import TABLE_LAYOUT, Table, label_classes, read_sites, repeated_ids
+from fedbn.errors import ConfigError, DataError
+
+__all__ = ["arrays", "folders", "tables"]
+
+
+def folders(
+    path: str | None = None,
+    size: int | None = None,
+    test_share: float = 0.2,
+    split_seed: int = 0,
+    cache: bool = False,
+    depth: int | None = None,
+) -> Federation:
+    """Read a folder of sites, each with one folder of pictures a class.
+
+    Args:
+        path: The folder of sites.
+        size: Side in pixels that pictures are resized to. Unless given: the side of the pictures
+            where all are squares of one size up to 256; otherwise the largest of 28, 32, 64, 128
+            and 256 that is not above the median shorter side.
+        test_share: The stratified part of each site held out for testing.
+        split_seed: Decides which pictures these are.
+        cache: Keep the resized pixels below the data root, so that the next run starts at once.
+        depth: The largest value of 16-bit pictures, which becomes 1 as 0 becomes −1: 4095 for a
+            scanner of 12 bit; 65535 unless given.
+    """
+    if path is None:
+        raise ConfigError(f"data.path is needed for data 'folders': {FOLDER_LAYOUT}")
+    division = Division(test_share, split_seed)
+    sites = find_sites(Path(path))
+    classes = folder_classes(sites)
+    listing = {site.name: divided_site(site, classes, division) for site in sites}
+    files = [file for parts in listing.values() for part in parts for file in part.files]
+    side, remark = choose_size(files) if size is None else (size, "")
+    reading = Reading(side, DEPTH if depth is None else depth, "folders" if cache else None)
+    clients = of_one_type([reading.client(name, parts) for name, parts in listing.items()])
+    said = [remark, about_depth(clients, reading.depth), stems_in_both(listing)]
+    return Federation(
+        Path(path).resolve().name or "folders",
+        clients,
+        classes,
+        tuple(text for text in said if text),
+        {"depth": reading.depth} if clients[0].train.x.is_floating_point() else {},
+    )
+
+
+def arrays(path: str | None = None) -> Federation:
+    """Read a folder of npz files, one a client, in the order of their names.
+
+    Args:
+        path: The folder.
+    """
+    if path is None:
+        raise ConfigError(
+            "data.path is needed for data 'arrays': a folder with one NAME.npz a client"
+        )
+    folder = Path(path)
+    files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    if not files:
+        raise DataError(f"{folder}: no clients; expected one NAME.npz a client")
+    check_distinct(files)
+    contents = {file: read_npz(file) for file in files}
+    classes = common_classes(contents)
+    clients = tuple(_array_client(file, content) for file, content in contents.items())
+    return Federation(folder.resolve().name, clients, classes)
+
+
+def _array_client(file: Path, content: Mapping[str, NDArray[np.generic]]) -> Client:
+    train, test = (
+        Split(samples_in(content, part, file), torch.from_numpy(labels_in(content, part, file)))
+        for part in ("train", "test")
+    )
+    return Client(file.stem, file.stem, train, {file.stem: test})
+
+
+INFO = {
+    "folders": Info(
+        title="Your own pictures: SITE/CLASS/*.png, *.jpg, ...",
+        clients="one a folder",
+        classes=0,
+        shape="3×size×size",
+        source="data.path",
+        licence="yours",
+    ),
+    "arrays": Info(
+        title="Your own arrays: a folder with one NAME.npz a client",
+        clients="one a file",
+        classes=0,
+        shape="any",
+        source="data.path",
+        licence="yours",
+    ),
+    "tables": Info(
+        title="Your own tables: one CSV or Parquet file a site, or one file with a site column",
+        clients="one a file, or one a value of data.site",
+        classes=0,
+        shape="features",
+        source="data.path",
+        licence="yours",
+    ),
+}
+
+
+def tables(
+    path: str | None = None,
+    label: str | None = None,
+    site: str | None = None,
+    id: str | None = None,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Literal["error", "mean"] = "error",
+    test_share: float = 0.2,
+    split_seed: int = 0,
+) -> Federation:
+    """Read tables, one client a site.
+
+    Args:
+        path: The folder, or the file.
+        label: The column of classes.
+        site: The column of sites, for one file.
+        id: The column that names a row, no feature; values that repeat are remarked on.
+        drop: Columns that are no features.
+        categorical: Columns of numbers that are names, to be one-hot.
+        missing: Whether an empty cell is an error, or becomes the mean of the site's training
+            rows (for a text: zeros).
+        test_share: The stratified part of each site held out for testing.
+        split_seed: Decides which rows these are.
+    """
+    check_share(test_share)
+    if missing not in ("error", "mean"):
+        raise ConfigError(f"data.missing = {missing!r}: legal are 'error', 'mean'")
+    if path is None:
+        raise ConfigError(f"data.path is needed for data 'tables': {TABLE_LAYOUT}")
+    found = read_sites(Path(path), site)
+    if label is None:
+        named = ", ".join(next(iter(found.values())).columns)
+        raise ConfigError(f"data.label is needed for tables: the column of classes, of {named}")
+    classes = label_classes(found, label)
+    left_out = {label, *drop, *(name for name in (site, id) if name)}
+    columns = feature_columns(found, left_out, categorical)
+    if missing == "error":
+        for table in found.values():
+            check_complete(table, columns)
+    clients = tuple(
+        _table_client(name, table, columns, label, classes, test_share, split_seed)
+        for name, table in found.items()
+    )
+    remarks = repeated_ids(found, id) if id else ()
+    told = {"columns": [[c.name, c.values] for c in columns], "label": label, "missing": missing}
+    return Federation(Path(path).resolve().stem, clients, classes, remarks, {"table": told})
+
+
+def _table_client(
+    name: str,
+    table: Table,
+    columns: Sequence[Column],
+    label: str,
+    classes: Sequence[str],
+    test_share: float,
+    seed: int,
+) -> Client:
+    place = {value: number for number, value in enumerate(classes)}
+    y = torch.tensor([place[cell.strip()] for cell in table.columns[label]])
+    rest, held = stratified(y, test_share, generator(seed, "test split", client=name))
+    features = np.concatenate([column.encode(table) for column in columns], axis=1)
+    x = torch.from_numpy(filled(features, rest.numpy(), columns, table))
+    return Client(name, name, Split(x[rest], y[rest]), {name: Split(x[held], y[held])})

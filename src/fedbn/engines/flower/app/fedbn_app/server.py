@@ -1,5 +1,0 @@
-"""The server's side."""
-
-from fedbn.engines.flower.server_app import make_app
-
-app = make_app()

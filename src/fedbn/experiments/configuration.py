@@ -1,0 +1,376 @@
+"""Putting values into a configuration: one key, a table of changes, or a scale.
+
+What a configuration may hold at all: TOML of a sane depth, and plain values.
+
+Reading configurations: a TOML file, flags and `--set`, merged and then checked.
+
+The experiments that come with the package, by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbn import registry
+from fedbn.errors import ConfigError, DamagedRun, unknown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic_core import ErrorDetails
+
+    from fedbn.experiments.schema import Experiment
+    from fedbn.runs.folder import RunFolder
+
+
+Raw = dict[str, Any]
+SCALES = ("quick", "paper")
+_REPLACES = {"training.epochs": "training.rounds", "training.rounds": "training.epochs"}
+
+
+def placed(raw: Mapping[str, Any], key: str, value: Any) -> Raw:
+    """Copy a configuration with one dotted key set; rounds and epochs replace each other."""
+    head, _, rest = key.partition(".")
+    if (other := _REPLACES.get(key)) and isinstance(raw.get(head), Mapping):
+        kept = {k: v for k, v in raw[head].items() if k != other.partition(".")[2]}
+        raw = {**raw, head: kept}
+    if not rest:
+        return {**raw, head: value}
+    below = raw.get(head, {})
+    if not isinstance(below, Mapping):
+        raise ConfigError(f"{key}: {head} = {below!r} is a value, not a section")
+    return {**raw, head: placed(below, rest, value)}
+
+
+def scaled(raw: Raw, scale: str) -> Raw:
+    """Apply a file's `[quick]` table where that scale is asked for."""
+    if scale not in SCALES:
+        raise ConfigError(f"--scale: {unknown('scale', scale, SCALES)}")
+    quick = raw.get("quick", {})
+    if scale != "quick" or not isinstance(quick, Mapping):
+        return raw
+    return changed({key: value for key, value in raw.items() if key != "quick"}, quick)
+
+
+def changed(raw: Raw, changes: Mapping[str, Any]) -> Raw:
+    """Apply a table of changes, key by key.
+
+    `sweep` is replaced as a whole; so is `[data]` or `[model]` where the change names another one,
+    whose options are its own.
+
+    Examples:
+        >>> changed({"data": {"name": "digits", "percent": 1}}, {"data": {"name": "digits_mini"}})
+        {'data': {'name': 'digits_mini'}}
+    """
+    for section, value in changes.items():
+        if not isinstance(value, Mapping) or section == "sweep":
+            raw = {**raw, section: value}
+            continue
+        below = raw.get(section, {})
+        if section in ("data", "model") and "name" in value and isinstance(below, Mapping):
+            raw = {**raw, section: {}}
+        for key, each in _leaves(value, f"{section}."):
+            raw = placed(raw, key, each)
+    return raw
+
+
+def _leaves(value: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    for key, each in value.items():
+        if isinstance(each, Mapping) and each:
+            yield from _leaves(each, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", each
+
+
+_DEPTH = 20
+_DOTS = 200
+_LIMIT = 2**63
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        ValueError: Saying what is wrong, with line and column.
+        RecursionError: It is nested too deeply.
+    """
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    # The parser's memory grows with the square of a dotted key's length.
+    if any(part.count(".") > _DOTS for line in lines for part in re.split(r"[=,\[\]{}]", line)):
+        raise RecursionError
+    return tomllib.loads(text)
+
+
+def check_values(value: Any, where: str, key: str = "", depth: int = 0) -> None:
+    """Refuse what no key can hold: NaN, infinity, dates, text that no file can hold."""
+    place = f"{where}: {key}"
+    if depth > _DEPTH:
+        raise ConfigError(f"{place[:200]} ...: nested too deeply")
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            _check_text(str(name), f"{where}: key {name!r}")
+            check_values(below, where, f"{key}.{name}" if key else str(name), depth + 1)
+    elif isinstance(value, list | tuple):
+        for below in value:
+            check_values(below, where, key, depth + 1)
+    elif isinstance(value, str):
+        _check_text(value, f"{place} = {value[:60]!r}")
+    elif isinstance(value, int):
+        if not -_LIMIT <= value < _LIMIT:
+            raise ConfigError(f"{place}: legal are whole numbers from -2**63 to 2**63 - 1")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ConfigError(f"{place} = {value}: legal are finite numbers")
+    elif value is not None:
+        kind = type(value).__name__
+        raise ConfigError(f"{place}: a {kind}; legal are numbers, text, true, false and lists")
+
+
+def _check_text(text: str, place: str) -> None:
+    if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise ConfigError(f"{place}: legal is text in UTF-8 without NUL")
+
+
+_FORMAT = 1
+_MAX_BYTES = 1_000_000
+_MAX_DOTS = 20
+PATHS = ("data.path", "model.weights")
+
+
+# What stands in a run's configuration for an object that only Python has.
+IN_PYTHON = "(given in Python)"
+
+
+def read_toml(file: Path) -> Raw:
+    """Read a TOML file, or say in one line what is wrong with it and where."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{file}: {len(content):,} bytes; a configuration has at most 1,000,000")
+    try:
+        return parsed(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 (byte {error.start})") from error
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        raise ConfigError(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{file}: nested too deeply") from error
+
+
+def request(
+    file: Path | None,
+    flags: Mapping[str, Any],
+    settings: Iterable[str],
+    where: str,
+    scale: str = "paper",
+) -> Raw:
+    """Merge what a user asks for: the file at a scale, then the flags, then `--set`.
+
+    Paths are made absolute.
+    """
+    return overridden(scaled(read_toml(file) if file else {}, scale), flags, settings, where)
+
+
+def overridden(raw: Raw, flags: Mapping[str, Any], settings: Iterable[str], where: str) -> Raw:
+    """Apply flags, then `--set`; make paths absolute."""
+    given = {key: value for key, value in flags.items() if value is not None and value != []}
+    if {"data.name", "data.path"} & given.keys() and isinstance(raw.get("data"), Mapping):
+        kept = {key: value for key, value in raw["data"].items() if key not in ("name", "path")}
+        raw = {**raw, "data": kept}
+    for key, value in given.items():
+        raw = placed(raw, key, value)
+    raw = with_settings(raw, settings)
+    check_values(raw, where)
+    return with_absolute_paths(raw)
+
+
+def with_settings(raw: Raw, settings: Iterable[str]) -> Raw:
+    """Apply `key=value` settings; a value is TOML, or text where it is not.
+
+    Examples:
+        >>> with_settings({}, ["training.lr=0.1", "data.name=digits"])
+        {'training': {'lr': 0.1}, 'data': {'name': 'digits'}}
+    """
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting!r}: expected key=value")
+        if key.count(".") > _MAX_DOTS:
+            raise ConfigError(f"--set {key[:60]!r} ...: nested too deeply")
+        raw = placed(raw, key.strip(), _value(text.strip()))
+    return raw
+
+
+def looks_like_path(text: str) -> bool:
+    """Tell a path from a name: it has a separator, or something lies there that is no data set.
+
+    Examples:
+        >>> looks_like_path("my/data"), looks_like_path("digits_mini"), looks_like_path("my:data")
+        (True, False, False)
+    """
+    import fedbn.datasets
+
+    if ":" in text or text in registry.names(fedbn.datasets):
+        return False
+    return "/" in text or "\\" in text or exists(Path(text))
+
+
+def exists(path: Path) -> bool:
+    """Tell whether something lies at a path that a user wrote, which may be no path at all."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def with_absolute_paths(raw: Raw) -> Raw:
+    """Make paths absolute, so that a run can be resumed from any directory."""
+    for key in (*PATHS, *(f"sweep.{key}" for key in PATHS)):
+        value: Any = raw
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str | list):
+            raw = placed(raw, key, _absolute(value, key))
+    return raw
+
+
+def _absolute(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return [_absolute(each, key) for each in value]
+    try:
+        return str(Path(value).resolve()) if isinstance(value, str) else value
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{key} = {value!r}: {error}") from error
+
+
+def held_by(folder: RunFolder) -> registry.Held:
+    """Name a run folder's file as the one that holds names."""
+    file = folder.config if folder.config.is_file() else folder.request
+    return registry.Held(str(file), folder.directory)
+
+
+def held_experiment(folder: RunFolder) -> Experiment:
+    """Read and check the configuration that a run folder holds.
+
+    Raises:
+        DamagedRun: `config.toml` was checked when it was written: what is wrong now is damage.
+        ConfigError: `request.toml`, which was never checked, asks for what is not legal.
+    """
+    held, raw = held_by(folder), folder.read_request()
+    if isinstance(raw.get("format"), int) and raw["format"] > _FORMAT:
+        raise DamagedRun(
+            f"{held.file}: format {raw['format']} is from a newer fedbn; this reads {_FORMAT}"
+        )
+    try:
+        return checked(raw, held.file, held)
+    except ConfigError as error:
+        if not folder.config.is_file():
+            raise
+        raise DamagedRun(f"{error} (damaged: it was right when it was written)") from error
+
+
+def checked(
+    raw: Mapping[str, Any], where: str = "configuration", held: registry.Held | None = None
+) -> Experiment:
+    """Check a configuration against the schema.
+
+    The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place.
+
+    Args:
+        raw: The configuration.
+        where: Where it comes from, for messages.
+        held: The file that holds it; None where a person typed it or named its file.
+
+    Raises:
+        ConfigError: Naming the key, the value given and the legal ones.
+    """
+    found = _checked(raw, where, held)
+    if found.quick:
+        whole = scaled(dict(raw), "quick")
+        _checked(whole, f"{where} [quick]", held)
+    if found.reproduce:
+        for name, changes in found.reproduce.without.items():
+            _checked(changed(dict(raw), changes), f"{where} [reproduce.without.{name}]", held)
+    return found
+
+
+def _checked(raw: Mapping[str, Any], where: str, held: registry.Held | None) -> Experiment:
+    from pydantic import ValidationError
+
+    from fedbn.experiments.schema import Experiment
+
+    check_values(raw, where)
+    try:
+        return Experiment.model_validate(dict(raw), context=held)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigError(f"{where}: {explained(problems[0], Experiment)}{more}") from error
+
+
+def explained(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    """Say in one line what is wrong with one key."""
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return unknown("key", key, _keys_beside(problem["loc"], model))
+    text = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return text
+    given = repr(problem["input"])
+    return (
+        f"{key} = {given if len(given) <= 60 else given[:57] + '...'}: {text[0].lower()}{text[1:]}"
+    )
+
+
+def _keys_beside(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    path = []
+    for part in loc[:-1]:
+        path.append(str(part))
+        section = model.model_fields[str(part)].annotation
+        # `ReproduceSection | None` is the section itself.
+        named = section if isinstance(section, type) else typing.get_args(section)[0]
+        assert isinstance(named, type)
+        model = named
+    return [".".join([*path, name]) for name in model.model_fields]
+
+
+def _value(text: str) -> Any:
+    try:
+        found = parsed(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return found["value"] if len(found) == 1 else text
+
+
+def folder() -> Path:
+    """Where they lie: inside an installed package, or in the repository."""
+    installed = Path(__file__).parent / "catalog"
+    return installed if installed.is_dir() else Path(__file__).parents[3] / "experiments"
+
+
+def experiments() -> dict[str, str]:
+    """Map each name to the first line of its header."""
+    files = sorted(folder().glob("*.toml"))
+    return {file.stem: title(file) for file in files}
+
+
+def find(name: str) -> Path:
+    """Find an experiment by name or path."""
+    given = Path(name)
+    if given.suffix == ".toml" or (exists(given) and not given.is_dir()):
+        return given
+    if name not in experiments():
+        raise ConfigError(unknown("experiment", name, [*experiments(), "FILE.toml"]))
+    return folder() / f"{name}.toml"
+
+
+def title(file: Path) -> str:
+    """The first line of a file's header."""
+    return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

@@ -1,0 +1,162 @@
+"""What a run must remember of its data, so that its models can be used where the data is not.
+
+Whether a run that is resumed is still the run that was begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from fedbn._version import __version__
+from fedbn.core.engine import cores
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.errors import ConfigError, DamagedRun, DataError
+from fedbn.experiments.jobs import Job
+from fedbn.experiments.planner import Planner
+from fedbn.experiments.schema import Experiment
+from fedbn.fast.memory import granted
+
+_EVERY = "all settings"
+
+
+def facts_of(federation: Federation) -> dict[str, Any]:
+    """Collect plain values: names, shapes and how a sample is prepared, and no sample."""
+    x = [client.train.x for client in federation.clients]
+    return {
+        "name": federation.name,
+        "classes": list(federation.classes),
+        "input_shape": list(federation.input_shape),
+        "clients": [[client.name, client.domain] for client in federation.clients],
+        "dtype": str(x[0].dtype).removeprefix("torch."),
+        "range": [float(min(part.min() for part in x)), float(max(part.max() for part in x))],
+        "remarks": list(federation.remarks),
+        "stand_ins": list(federation.stand_ins),
+        "preparation": dict(federation.preparation),
+    }
+
+
+def facts_by_setting(federations: Mapping[str, Federation]) -> dict[str, Any]:
+    """Collect the facts of each setting's data; once where all settings have the same."""
+    found = {id(federation): federation for federation in federations.values()}
+    if len(found) == 1:
+        return {_EVERY: facts_of(next(iter(found.values())))}
+    return {setting: facts_of(federation) for setting, federation in federations.items()}
+
+
+def facts_for(recorded: Mapping[str, dict[str, Any]], setting: str) -> dict[str, Any] | None:
+    """Find the facts of a setting; None in a run that recorded none."""
+    return recorded.get(setting, recorded.get(_EVERY))
+
+
+def sketch(facts: Mapping[str, Any]) -> Federation:
+    """Make a federation of the same clients, classes and shapes, with two blank samples each."""
+    dtype = getattr(torch, facts["dtype"])
+    blank = Split(
+        torch.zeros((), dtype=dtype).expand(2, *facts["input_shape"]),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    clients = tuple(
+        Client(name, domain, blank, {domain: blank}) for name, domain in _pairs(facts["clients"])
+    )
+    return Federation(
+        facts["name"],
+        clients,
+        tuple(facts["classes"]),
+        tuple(facts["remarks"]),
+        preparation=dict(facts["preparation"]),
+    )
+
+
+def _pairs(clients: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    return [(str(name), str(domain)) for name, domain in clients]
+
+
+_FREE = {"workers"}  # changes no result
+
+
+def environment_of(
+    config: Mapping[str, Any], todo: Sequence[Job], planner: Planner, directory: Path
+) -> dict[str, Any]:
+    """Collect what a run's result depends on, and what helps to explain one.
+
+    Args:
+        config: The resolved configuration.
+        todo: The jobs, planned already.
+        planner: Holds their data.
+        directory: Where the run was started.
+    """
+    import numpy
+    import torch
+
+    return {
+        "config": config,
+        "data": planner.fingerprint(),
+        "directory": str(directory),
+        "inputs": facts_by_setting(
+            {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
+        ),
+        "memory": granted(),
+        "seeds": config["seeds"],
+        "threads": {"cores": cores(), "torch_per_worker": 1},
+        "versions": {
+            "fedbn": __version__,
+            "numpy": numpy.__version__,
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "weights": _weights(todo),
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Refuse a run that is not the same any more; say what else changed."""
+    if not isinstance(before.get("config"), Mapping):
+        raise DamagedRun("environment.json is missing or damaged: the run cannot be compared")
+    now = json.loads(json.dumps(now))
+    defaults = Experiment().model_dump()  # a key that came with a later fedbn had its default
+    if changed := [
+        key for key in _changed(before["config"], now["config"], defaults) if key not in _FREE
+    ]:
+        raise ConfigError(
+            f"the configuration changed since the run began: {', '.join(changed)}; "
+            "undo that, or start a new run"
+        )
+    if data := _changed(before.get("data", {}), now["data"]):
+        raise DataError(f"the data changed since the run began: client {', '.join(data)}")
+    if weights := _changed(before.get("weights", {}), now["weights"]):
+        raise ConfigError(f"model.weights changed since the run began: {', '.join(weights)}")
+    if versions := _changed(before.get("versions", {}), now["versions"]):
+        return [f"other versions than the run began with: {', '.join(versions)}"]
+    return []
+
+
+def _weights(todo: Sequence[Job]) -> dict[str, str]:
+    files = dict.fromkeys(job.setting.experiment.model.weights for job in todo)
+    return {f: hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files if f}
+
+
+def _changed(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    above: str = "",
+) -> list[str]:
+    found = []
+    for key in sorted(before.keys() | now.keys()):
+        default = defaults.get(key)
+        old, new = before.get(key, default), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            below = default if isinstance(default, Mapping) else {}
+            found += _changed(old, new, below, f"{above}{key}.")
+        elif old != new:
+            found.append(f"{above}{key}")
+    return found

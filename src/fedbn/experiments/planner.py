@@ -1,0 +1,201 @@
+"""From a job to a plan: everything loaded, everything checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedbn.core.engine import one_torch_thread
+from fedbn.core.federation import Federation, check_federation
+from fedbn.core.plan import Plan, Training, remarks
+from fedbn.core.randomness import with_validation
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.configuration import with_absolute_paths
+from fedbn.experiments.jobs import Job, axes
+from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
+from fedbn.experiments.sources import data_name, load_federation, model_builder, named_files
+from fedbn.fast.stacked_training import unbatchable
+
+_WORTH_STACKING = 10
+Engine = Literal["plain", "batched"]
+
+
+class Planner:
+    """Makes the plans of an experiment; data that several jobs use is loaded once.
+
+    Args:
+        federation: Data given as an object, in place of what the configuration names.
+        make_model: A function that makes the model, in place of what the configuration names.
+    """
+
+    def __init__(
+        self,
+        federation: Federation | None = None,
+        make_model: Callable[..., nn.Module] | None = None,
+    ):
+        self.warnings: list[str] = []
+        self.settled: Engine | None = None
+        self._engines: set[Engine] = set()
+        self._data: dict[str, Federation] = {}
+        self._given = federation
+        self._make_model = make_model
+
+    @one_torch_thread()  # some ways to draw first weights depend on the threads
+    def plan(self, job: Job) -> Plan:
+        """Make a job's plan and check it."""
+        experiment = job.setting.experiment
+        federation = self.federation(experiment.data)
+        if experiment.evaluation.validation:
+            federation = with_validation(federation, experiment.evaluation.validation, job.seed)
+            _check_validation(federation, experiment.evaluation.validation)
+        training = training_of(experiment.training)
+        if training.min_clients > len(federation.clients):
+            raise ConfigError(
+                f"training.min_clients = {training.min_clients}: "
+                f"{federation.name} has {len(federation.clients)} clients"
+            )
+        if job.method.pooled:
+            training = replace(training, min_clients=1)  # pooled data is one client
+        plan = Plan(
+            method=job.method,
+            federation=federation.pooled() if job.method.pooled else federation,
+            model=model_builder(experiment.model, federation, self._make_model),
+            training=training,
+            seed=job.seed,
+            setting=job.setting.name,
+            evaluate_every=experiment.evaluation.every,
+        )
+        for text in named_files(experiment.model.weights, experiment.model):
+            self.warnings += [] if text in self.warnings else [text]
+        plan.check(experiment.method.allow_no_batchnorm)
+        if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
+            raise ConfigError(
+                f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
+                f"there are {plan.clients_a_round}"
+            )
+        self.warnings += [text for text in remarks(plan) if text not in self.warnings]
+        engine = _engine(self.settled or experiment.engine, plan)
+        if not job.method.pooled:  # one client: nothing to stack
+            self._engines.add(engine)
+        return plan if engine == plan.engine else replace(plan, engine=engine)
+
+    def settle(self) -> None:
+        """Let one engine serve all jobs of a run: stacks, where every plan so far takes them.
+
+        The choice goes into the run's configuration, so that a resumed run keeps it.
+        """
+        self.settled = "batched" if self._engines == {"batched"} else "plain"
+
+    def federation(self, section: DataSection) -> Federation:
+        """Load data, once for equal sections."""
+        key = section.model_dump_json()
+        if key not in self._data:
+            found = self._given or load_federation(section)
+            self.warnings += [*_said(section, found), *check_federation(found)]
+            self._data[key] = found
+        return self._data[key]
+
+    def fingerprint(self) -> dict[str, str]:
+        """Hash every client's data, of all the data that was loaded."""
+        found = [federation.fingerprint() for federation in self._data.values()]
+        if len(found) == 1:
+            return found[0]
+        return {f"{c} of data {i}": h for i, one in enumerate(found, 1) for c, h in one.items()}
+
+
+def _said(section: DataSection, federation: Federation) -> list[str]:
+    """What a user should hear of the data: how a path was read, and what it is not."""
+    sentence = data_name(section)[1]
+    named = named_files(section.path, section)
+    return [*([sentence] if sentence else []), *named, *federation.remarks]
+
+
+def _engine(asked: str, plan: Plan) -> Engine:
+    """Choose the engine: stacks pay from about ten clients on, where the model can be stacked.
+
+    Left to us, only with SGD: adaptive optimisers blow rounding differences up (the gradient of a
+    bias before BatchNorm is nothing but rounding), so that both engines drift apart.
+    """
+    worth = len(plan.federation.clients) >= _WORTH_STACKING and plan.training.optimizer == "SGD"
+    if asked == "plain" or plan.method.pooled or (asked == "auto" and not worth):
+        return "plain"
+    reason = unbatchable(plan)
+    if reason and asked == "batched":
+        raise ConfigError(f"engine = 'batched': {reason}; 'plain' and 'auto' work")
+    return "plain" if reason else "batched"
+
+
+def training_of(section: TrainingSection) -> Training:
+    """Turn the `[training]` section into what the core takes."""
+    values: dict[str, Any] = section.model_dump(exclude={"epochs"})
+    values["rounds"] = section.total_rounds
+    values["batch_size"] = None if section.batch_size == "full" else section.batch_size
+    values["optimizer"] = _optimizer(section)
+    _check_device(section.device)
+    return Training(**values)
+
+
+def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+    """Write a configuration out in full: all defaults, absolute paths, the names chosen."""
+    from fedbn.models import suggested
+
+    raw = experiment.model_dump(exclude_none=True, exclude={"quick", "reproduce"})
+    varied = axes(experiment)
+    if not any(key.startswith("data.") for key in varied):  # else each setting has its own
+        raw["data"].setdefault("name", data_name(experiment.data)[0])
+        raw["model"].setdefault("name", suggested(federation.input_shape))
+    if experiment.training.local_steps is not None or "training.local_steps" in varied:
+        del raw["training"]["local_epochs"]
+    if experiment.training.epochs is not None or "training.epochs" in varied:
+        del raw["training"]["rounds"]
+    return with_absolute_paths({key: value for key, value in raw.items() if value != {}})
+
+
+def _check_validation(federation: Federation, share: float) -> None:
+    for client in federation.clients:
+        rest, held = len(client.train), len(client.valid) if client.valid is not None else 0
+        if not held or rest < 2:
+            raise ConfigError(
+                f"evaluation.validation = {share}: of {rest + held} training samples, client "
+                f"{client.name} would hold out {held} and train on {rest}; legal are shares that "
+                "hold out 1 and leave 2"
+            )
+
+
+def _optimizer(section: TrainingSection) -> str:
+    known = {
+        name.lower(): name
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer)
+    }
+    for name in ("optimizer", "lbfgs", "sparseadam"):  # no optimisers of dense batches
+        known.pop(name, None)
+    if section.optimizer.lower() not in known:
+        raise ConfigError(
+            f"training.optimizer: {unknown('optimizer', section.optimizer, known.values())}"
+        )
+    name = known[section.optimizer.lower()]
+    build = getattr(torch.optim, name)
+    legal = [p for p in inspect.signature(build).parameters if p not in ("params", "lr")]
+    for key in section.optimizer_args:
+        if key not in legal:
+            raise ConfigError(f"training.optimizer_args: {unknown('argument', key, legal)}")
+    try:
+        build([torch.nn.Parameter(torch.zeros(1))], lr=section.lr, **section.optimizer_args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"training.optimizer_args: {error}") from error
+    return name
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(device.partition(":")[2] or 0)
+    if index >= count:
+        raise ConfigError(f"training.device = {device!r}: {count} CUDA device(s) here; 'cpu' works")

@@ -1,0 +1,243 @@
+"""A worker process: runs jobs of a run folder, one thread each, as its parent names them.
+
+Started by `fedbn.experiments.crew`; reads a job a line from its standard input and writes events,
+a line each. When its input ends, because the parent is gone, it ends too.
+
+Jobs side by side: a few worker processes, each running whole jobs on one core.
+
+Two jobs on one core each finish sooner than one job on two cores, because nothing waits for the
+slowest client of a round. The bits are the same either way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from os import _exit
+from queue import Empty, SimpleQueue
+from typing import TextIO
+
+from fedbn import registry
+from fedbn.core.user_code import held_exits
+from fedbn.errors import FedbnError, Interrupted, unforeseen
+from fedbn.experiments.configuration import held_experiment
+from fedbn.experiments.jobs import Event, Job, Key, Listener, jobs
+from fedbn.experiments.planner import Planner
+from fedbn.fast.memory import keep_freed_memory
+from fedbn.runs.folder import RunFolder
+
+STOP = "stop"
+log = logging.getLogger("fedbn")
+
+
+class Orders:
+    """What the parent says, read in a thread of its own."""
+
+    def __init__(self, source: TextIO):
+        self.jobs: SimpleQueue[Key] = SimpleQueue()
+        self.stopping = threading.Event()
+        self._source = source
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._source:
+            if line.strip() == STOP:
+                self.stopping.set()
+            else:
+                method, setting, seed = json.loads(line)
+                self.jobs.put((method, setting, seed))
+        _exit(1)  # the parent is gone; every finished round is on disk
+
+
+def main(path: str, trust: Sequence[str]) -> None:
+    """Serve until the parent ends.
+
+    Args:
+        path: The run folder.
+        trust: The modules that the parent trusts; what the folder says of that does not count.
+    """
+    from fedbn.experiments.runner import execute
+
+    registry.trust(trust)
+    if "FEDBN_DEBUG" in os.environ:
+        logging.basicConfig(level=logging.DEBUG)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # what a user's model prints must not mix with the events
+    keep_freed_memory()
+    orders = Orders(sys.stdin)
+    folder, planner = RunFolder(path), Planner()
+    known: dict[Key, Job] = {}
+
+    def tell(event: Event) -> None:
+        events.write(event.to_line())
+
+    while True:
+        key = orders.jobs.get()
+        try:
+            known = known or _jobs(folder)
+            with held_exits():
+                execute(known[key], planner, folder, tell, workers=1, stop=orders.stopping.is_set)
+        except BaseException as error:
+            tell(_failure(key, error))
+            if not isinstance(error, Interrupted):
+                _exit(1)  # not by the interpreter's end, which waits for who reads the orders
+
+
+def _jobs(folder: RunFolder) -> dict[Key, Job]:
+    return {job.key: job for job in jobs(held_experiment(folder))}
+
+
+def _failure(key: Key, error: BaseException) -> Event:
+    if isinstance(error, FedbnError):
+        return Event("failed", key, text=str(error), exit_code=error.exit_code)
+    log.debug("not foreseen", exc_info=error)
+    return Event("failed", key, text=unforeseen(error), exit_code=FedbnError.exit_code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
+
+
+_LOOK_SECONDS = 0.2  # how often a request to stop is looked for while nothing happens
+
+
+class Worker:
+    """A worker process and the job it has in hand."""
+
+    def __init__(self, folder: RunFolder, inbox: SimpleQueue[tuple[Worker, Event | None]]):
+        self.job: Job | None = None
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "fedbn.experiments.process_pool", str(folder.path)),
+                *registry.trusted(),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # the terminal's Ctrl-C goes to the parent alone
+        )
+        self._listener = threading.Thread(target=self._listen, args=(inbox,), daemon=True)
+        self._listener.start()
+
+    def give(self, job: Job) -> None:
+        """Hand over a job."""
+        self.job = job
+        self._say(json.dumps(job.key))
+
+    def ask_to_stop(self) -> None:
+        """Ask for an end after the round in hand."""
+        self._say(STOP)
+
+    def end(self) -> None:
+        """End the process at once, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+
+    def status(self) -> int:
+        """Wait for a process that closed its output, and give its exit status."""
+        return self._process.wait()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # its end arrives in the inbox
+
+    def _listen(self, inbox: SimpleQueue[tuple[Worker, Event | None]]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            inbox.put((self, Event.from_line(line)))
+        inbox.put((self, None))
+
+
+def run_side_by_side(
+    jobs: Sequence[Job],
+    folder: RunFolder,
+    listener: Listener,
+    count: int,
+    stop: Callable[[], bool],
+) -> None:
+    """Run jobs on `count` worker processes; the first failure ends them all.
+
+    Raises:
+        FedbnError: What a job failed with, or that a worker process died.
+        Interrupted: The stop was asked for; every worker has saved its round.
+    """
+    inbox: SimpleQueue[tuple[Worker, Event | None]] = SimpleQueue()
+    workers = [Worker(folder, inbox) for _ in range(min(count, len(jobs)))]
+    waiting = list(jobs)
+    try:
+        for worker in workers:
+            worker.give(waiting.pop(0))
+        _serve(workers, waiting, inbox, listener, stop)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _serve(
+    workers: Sequence[Worker],
+    waiting: list[Job],
+    inbox: SimpleQueue[tuple[Worker, Event | None]],
+    listener: Listener,
+    stop: Callable[[], bool],
+) -> None:
+    stopping = False
+    stopped = ""
+    while any(worker.job for worker in workers):
+        if stop() and not stopping:
+            stopping = True
+            for each in workers:
+                each.ask_to_stop()
+        try:
+            worker, event = inbox.get(timeout=_LOOK_SECONDS)
+        except Empty:
+            continue
+        if event is None:
+            if worker.job is None:
+                continue
+            raise FedbnError(
+                f"the worker process of {' '.join(map(str, worker.job.key))} died "
+                f"(exit status {worker.status()}); finished rounds are saved"
+            )
+        if event.kind == "failed":
+            if event.exit_code != Interrupted.exit_code:
+                raise _error(event)
+            stopped, worker.job = event.text, None
+        else:
+            listener(event)
+        if event.kind == "done":
+            worker.job = None
+            if waiting and not stopping and not stop():
+                worker.give(waiting.pop(0))
+    if stopped or waiting:
+        raise Interrupted(stopped or "stopped between two jobs")
+
+
+def _error(event: Event) -> FedbnError:
+    kinds = {kind.exit_code: kind for kind in _below(FedbnError)}
+    name = " ".join(str(part) for part in event.job)
+    return kinds.get(event.exit_code, FedbnError)(f"{name}: {event.text}")
+
+
+def _below(kind: type[FedbnError]) -> list[type[FedbnError]]:
+    """All error classes, the general after the special, so that the general one wins."""
+    return [c for sub in kind.__subclasses__() for c in _below(sub)] + [kind]

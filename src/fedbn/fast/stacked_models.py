@@ -1,0 +1,218 @@
+"""Many clients' small dense models as one: each entry stacked along a first dimension.
+
+A layer of C clients is one batched matrix product instead of C small ones. Rows never mix, so a
+client's row is what the client would have computed alone, up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedbn.core.method import Method
+from fedbn.core.packing import Pack, StateLayout
+from fedbn.core.state import entries
+
+_ELEMENTWISE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Identity,
+)
+
+
+_KNOWN = (nn.Linear, nn.BatchNorm1d, nn.Flatten, *_ELEMENTWISE)
+
+
+def unstackable(model: nn.Module) -> str | None:
+    """Say why a model cannot be stacked, or None where it can.
+
+    Examples:
+        >>> unstackable(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()))
+        >>> unstackable(nn.Sequential(nn.Conv2d(1, 1, 3)))
+        '0 is a Conv2d'
+    """
+    if type(model) is not nn.Sequential:
+        return f"the model is a {type(model).__name__}, not an nn.Sequential"
+    for name, layer in _layers(model):
+        if type(layer) not in _KNOWN:
+            return f"{name} is a {type(layer).__name__}"
+        frozen = [p for p in layer.parameters() if not p.requires_grad]
+        if frozen or (isinstance(layer, nn.Flatten) and layer.start_dim != 1):
+            return f"{name} is frozen or flattens another dimension"
+    tied = any(entry.alias_of for entry in entries(model))
+    return "entries are tied" if tied else None
+
+
+class Stack:
+    """The models of several clients, and how they compute.
+
+    Args:
+        model: One client's model; gives the layers.
+        method: Decides which entries are shared.
+        count: How many clients.
+    """
+
+    def __init__(self, model: nn.Module, method: Method, count: int):
+        found = entries(model)
+        self.shared = _rows(StateLayout.of(method.shared(found)), count)
+        self.local = _rows(StateLayout.of(method.local(found)), count)
+        self._tensors = {**_views(self.shared, count), **_views(self.local, count)}
+        self.leaves = {
+            e.name: self._tensors[e.name].detach().requires_grad_() for e in found if e.trainable
+        }
+        self._tensors |= self.leaves
+        self._layers = list(_layers(model))
+        self._room: Tensor | None = None
+
+    @torch.no_grad()
+    def load(self, shared: Pack, local: Sequence[Pack]) -> None:
+        """Become these clients: everyone's shared part, and each one's own."""
+        for group, vectors in self.shared.vectors.items():
+            vectors[: len(local)] = shared.vectors[group]
+        for group, vectors in self.local.vectors.items():
+            for row, pack in enumerate(local):
+                vectors[row] = pack.vectors[group]
+
+    def room(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Memory for a batch, with anything in it.
+
+        It is always the same: a batch of many megabytes in the heap would leave a hole that
+        something small and lasting settles in, once a stack.
+        """
+        size = prod(shape)
+        if self._room is None or self._room.dtype != like.dtype or len(self._room) < size:
+            with torch.inference_mode(False):  # training will use it too
+                self._room = torch.empty(size, dtype=like.dtype)
+        return self._room[:size].view(shape)
+
+    def copy_out(self, row: int, local: Pack) -> Pack:
+        """Copy one client's local part into a pack, and its shared part into a new one."""
+        local.copy_(Pack(local.layout, {g: v[row] for g, v in self.local.vectors.items()}))
+        return Pack(self.shared.layout, {g: v[row].clone() for g, v in self.shared.vectors.items()})
+
+    def forward(self, x: Tensor, counts: Tensor | None, training: bool) -> Tensor:
+        """Compute all clients' outputs.
+
+        Args:
+            x: (clients, samples, ...).
+            counts: How many of each client's samples count; None for all.
+            training: Whether BatchNorm uses and updates the statistics of the batch.
+        """
+        for name, layer in self._layers:
+            if isinstance(layer, nn.Linear):
+                x = self._linear(f"{name}.", layer, x)
+            elif isinstance(layer, nn.BatchNorm1d):
+                x = self._batch_norm(f"{name}.", layer, x, counts, training)
+            else:
+                x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
+        return x
+
+    def _linear(self, at: str, layer: nn.Linear, x: Tensor) -> Tensor:
+        weight = self._tensors[f"{at}weight"][: len(x)].transpose(1, 2)
+        if layer.bias is None:
+            return torch.bmm(x, weight)
+        return torch.baddbmm(self._tensors[f"{at}bias"][: len(x), None], x, weight)
+
+    def _batch_norm(
+        self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor | None, training: bool
+    ) -> Tensor:
+        clients, samples, width = x.shape
+        keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        weight, bias, mean, var, seen = (
+            None if (t := self._tensors.get(f"{at}{key}")) is None else t[:clients] for key in keys
+        )
+        batch = training or mean is None
+        if batch and (counts is not None or norm.momentum is None):
+            some = torch.full((clients,), samples) if counts is None else counts
+            return _masked_norm(norm, x, some, weight, bias, mean, var, seen, training)
+        if training and seen is not None:
+            seen += 1
+        # Side by side along the features, all clients are one BatchNorm.
+        wide = x.transpose(0, 1).reshape(samples, clients * width)
+        flat_mean, flat_var, flat_weight, flat_bias = (
+            None if t is None else t.reshape(-1) for t in (mean, var, weight, bias)
+        )
+        out = functional.batch_norm(
+            wide, flat_mean, flat_var, flat_weight, flat_bias, batch, norm.momentum or 0.0, norm.eps
+        )
+        if training:
+            for kept, new in ((mean, flat_mean), (var, flat_var)):
+                if kept is not None and new is not None:
+                    kept.copy_(new.view_as(kept))
+        return out.view(samples, clients, width).transpose(0, 1)
+
+
+def _masked_norm(
+    norm: nn.BatchNorm1d,
+    x: Tensor,
+    counts: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    seen: Tensor | None,
+    training: bool,
+) -> Tensor:
+    """BatchNorm where clients have batches of unequal size, padded to the largest."""
+    n = counts.clamp(min=1).to(x.dtype).view(-1, 1, 1)
+    mask = (torch.arange(x.shape[1]) < counts[:, None])[..., None].to(x.dtype)
+    centre = (x * mask).sum(dim=1, keepdim=True) / n
+    spread = ((x - centre).square() * mask).sum(dim=1, keepdim=True) / n
+    out = (x - centre) * torch.rsqrt(spread + norm.eps)
+    if weight is not None and bias is not None:
+        out = out * weight[:, None] + bias[:, None]
+    if training and mean is not None and var is not None:
+        active = (counts > 0)[:, None]
+        factor = _factors(norm, seen, counts)
+        unbiased = spread * n / (n - 1).clamp(min=1)
+        with torch.no_grad():
+            for kept, new in ((mean, centre), (var, unbiased)):
+                moved = kept + factor * (new[:, 0] - kept)
+                kept.copy_(torch.where(active, moved, kept))
+    return out
+
+
+def _factors(norm: nn.BatchNorm1d, seen: Tensor | None, counts: Tensor) -> Tensor | float:
+    """The share of the new statistics: the momentum, or one in all batches seen so far."""
+    if seen is not None:
+        seen += (counts > 0).view_as(seen)
+    if norm.momentum is not None or seen is None:
+        return norm.momentum or 0.0
+    return 1.0 / seen.view(-1, 1).clamp(min=1).double()
+
+
+def _rows(layout: StateLayout, count: int) -> Pack:
+    """A pack whose vectors have one row a client."""
+    vectors = {
+        group: torch.zeros(count, size, dtype=group.dtype) for group, size in layout.sizes.items()
+    }
+    return Pack(layout, vectors)
+
+
+def _views(rows: Pack, count: int) -> dict[str, Tensor]:
+    views = {}
+    for entry in rows.layout.entries:
+        group, offset = rows.layout.places[entry.name]
+        size = torch.Size(entry.shape).numel()
+        part = rows.vectors[group][:, offset : offset + size]
+        views[entry.name] = part.view(count, *entry.shape)
+    return views
+
+
+def _layers(model: nn.Module, above: str = "") -> Iterator[tuple[str, nn.Module]]:
+    # `named_children` would leave out an activation that is used a second time.
+    for name, child in model._modules.items():
+        assert child is not None
+        if type(child) is nn.Sequential:
+            yield from _layers(child, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", child

@@ -1,0 +1,178 @@
+"""The federation's folder at the server: who belongs to it, its keys, its database, its runs.
+
+```
+FED/
+  federation.toml     identity, address, sites in their order
+  ca.crt ca.key       the authority; ca.key is needed to renew the server's certificate only
+  server.crt server.key
+  operator.secret     whoever has it may start runs
+  sites/NAME.pub      the public key of each site
+  bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
+  superlink.db        Flower's database
+  runs/               one run folder a run
+```
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tomli_w
+
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.configuration import read_toml
+from fedbn.flower import credentials
+from fedbn.flower.credentials import Bundle
+from fedbn.runs.folder import explained, write_atomically
+
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
+_HOST = re.compile(r"[A-Za-z0-9.\-:]{1,253}")
+_DAYS = 730
+PORT = 9092
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """What `federation.toml` holds."""
+
+    id: str
+    name: str
+    host: str
+    port: int
+    sites: tuple[str, ...]
+    format: int = 1
+
+
+class FederationFolder:
+    """Paths and contents of a federation's folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.info_file = path / "federation.toml"
+        self.ca = path / "ca.crt"
+        self.ca_key = path / "ca.key"
+        self.certificate = path / "server.crt"
+        self.key = path / "server.key"
+        self.secret = path / "operator.secret"
+        self.database = path / "superlink.db"
+        self.runs = path / "runs"
+        self.home = path / "flower"
+
+    def bundle(self, site: str) -> Path:
+        """The file to hand to a site."""
+        return self.path / "bundles" / f"{site}.fedbn"
+
+    @property
+    def private_files(self) -> list[Path]:
+        """Files that no other user may read."""
+        bundles = sorted((self.path / "bundles").glob("*.fedbn"))
+        return [self.ca_key, self.key, self.secret, *bundles]
+
+    def read(self) -> FederationInfo:
+        """Read what the federation is."""
+        if not self.info_file.is_file():
+            raise ConfigError(f"{self.path}: no federation here; make one: `fedbn federation init`")
+        raw = read_toml(self.info_file)
+        try:
+            return FederationInfo(**{**raw, "sites": tuple(raw["sites"])})
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"{self.info_file}: {error}") from error
+
+    def keys(self) -> dict[bytes, str]:
+        """Map each site's public key to its name."""
+        files = {site: self.path / "sites" / f"{site}.pub" for site in self.read().sites}
+        if missing := [str(file) for file in files.values() if not file.is_file()]:
+            raise ConfigError(f"{missing[0]}: the site's public key is missing")
+        return {file.read_bytes(): site for site, file in files.items()}
+
+    def create(self, name: str, sites: Sequence[str], host: str, port: int = PORT) -> None:
+        """Make the folder with everything in it."""
+        if self.path.exists() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} is not empty; choose another folder")
+        check_sites(sites)
+        if not _HOST.fullmatch(host) or not 1 <= port <= 65535:
+            raise ConfigError(f"--host {host!r}, port {port}: expected a host name and 1 to 65535")
+        with explained(self.path):
+            (self.path / "sites").mkdir(parents=True, exist_ok=True)
+            (self.path / "bundles").mkdir(mode=0o700, exist_ok=True)
+        authority = credentials.make_authority(name, 5 * _DAYS)
+        write_private(self.ca_key, credentials.private_bytes(authority.key))
+        write_atomically(self.ca, credentials.certificate_bytes(authority.certificate))
+        self.certify(authority, [host, "localhost", "127.0.0.1", "::1"], _DAYS)
+        write_private(self.secret, secrets.token_hex(32).encode())
+        self._write(FederationInfo(secrets.token_hex(8), name, host, port, ()))
+        for site in sites:
+            self.add_site(site)
+
+    def certify(self, authority: credentials.Authority, hosts: Sequence[str], days: int) -> None:
+        """Make the server's key and certificate."""
+        key, certificate = credentials.make_server_certificate(authority, hosts, days)
+        write_private(self.key, credentials.private_bytes(key))
+        write_atomically(self.certificate, credentials.certificate_bytes(certificate))
+
+    def add_site(self, site: str) -> bytes:
+        """Make a site's key and bundle; returns its public key."""
+        info = self.read()
+        check_sites([*info.sites, site])
+        key = credentials.make_key()
+        public = credentials.public_bytes(key)
+        bundle = Bundle(
+            federation=info.id,
+            site=site,
+            address=f"[{info.host}]:{info.port}"
+            if ":" in info.host
+            else f"{info.host}:{info.port}",
+            ca=self.ca.read_bytes(),
+            key=credentials.ssh_private_bytes(key),
+        )
+        write_private(self.bundle(site), bundle.to_bytes())
+        write_atomically(self.path / "sites" / f"{site}.pub", public)
+        self._write(FederationInfo(**{**asdict(info), "sites": (*info.sites, site)}))
+        return public
+
+    def _write(self, info: FederationInfo) -> None:
+        values = {**asdict(info), "sites": list(info.sites)}
+        write_atomically(self.info_file, tomli_w.dumps(values).encode())
+
+
+def check_sites(sites: Sequence[str]) -> None:
+    """Refuse names that cannot be files, or are there twice."""
+    for site in sites:
+        if not _SITE.fullmatch(site):
+            raise ConfigError(
+                f"site {site!r}: legal are 1 to 64 letters, digits and _ . - (the first no sign)"
+            )
+        if sites.count(site) > 1:
+            raise ConfigError(f"site {site!r} is there twice")
+    if not sites:
+        raise ConfigError("--sites: name at least one site, as nyu,usm")
+
+
+def known_site(info: FederationInfo, site: str) -> str:
+    """Check that a site belongs to the federation."""
+    if site not in info.sites:
+        raise ConfigError(unknown("site", site, info.sites))
+    return site
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, from its first byte on."""
+    with explained(file):
+        temporary = file.with_name(f".{file.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+
+
+def open_to_others(file: Path) -> bool:
+    """Tell whether others than the owner may read a file."""
+    return os.name == "posix" and bool(file.stat().st_mode & 0o077)

@@ -1,0 +1,403 @@
+"""What server and sites say to each other: one JSON document a message, checked on both sides.
+
+The shared part of a model as bytes, and back: exactly the layout's entries, nothing else.
+
+A state travels as one safetensors file inside one Flower array, because Flower sends every array of
+a record by requests of its own. What arrives is measured before it is read, and then must have
+exactly the names, shapes and dtypes of the layout: a BatchNorm tensor smuggled in is refused.
+
+Plans where no machine has all the data: a stand-in for every site but one's own.
+
+The only module of this package that knows about configurations. A stand-in has a site's name, its
+domain and its number of samples, and no samples: the core counts steps and weights by it as it does
+by real data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import safetensors
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load as from_bytes, save as to_bytes
+
+from fedbn._version import __version__
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.packing import Pack, StateLayout
+from fedbn.core.plan import Plan
+from fedbn.errors import ConfigError, FedbnError, ModelError
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import Job, Setting
+from fedbn.experiments.planner import training_of
+from fedbn.experiments.sources import model_builder
+from fedbn.methods import parse_method
+from fedbn.registry import Held
+
+_MAX_BYTES = 4_000_000
+_TEXT = "json"
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+SHARED = "shared"
+AFFINE = "affine"
+
+
+class Unreadable(FedbnError):  # noqa: N818 - the name says what happened
+    """A message that is not of the form agreed on."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Member(_Document):
+    """A site as all others know it: enough to weigh it and to count its steps, nothing of its data.
+
+    Attributes:
+        name: The site.
+        domain: What its features come from.
+        examples: Training samples.
+    """
+
+    name: str = Field(max_length=100)
+    domain: str = Field(max_length=100)
+    examples: int = Field(ge=2, le=10**9, strict=True)
+
+
+class Order(_Document):
+    """What the server asks of a site.
+
+    Attributes:
+        kind: Say what you are; train a round; score the state that is sent.
+        federation: The federation's identity.
+        run: The run's name at the server.
+        method: The method as one writes it.
+        setting: The point of the sweep.
+        seed: Decides everything random.
+        experiment: The configuration; data is the site's own and not part of it.
+        version: The server's fedbn.
+        round: The round to train, or whose end is scored.
+        since: The last round of this site that the server accepted; 0 for none.
+        joined: Rounds that were done when the site came to the run; 0 where it was there.
+        schema_hash: What the model must be.
+        weights: Of the file that the model starts from, its sha256; empty without one.
+        classes: The federation's classes.
+        input_shape: Shape of one sample.
+        members: All sites, in the order in which everything is summed.
+        scores: Whether to score the state that is sent.
+        last: Whether the run ends with this message.
+    """
+
+    kind: Literal["hello", "train", "score"]
+    federation: str
+    run: str = Field(pattern=rf"^{RUN_NAME.pattern}$")
+    method: str
+    setting: str
+    seed: int
+    experiment: dict[str, Any]
+    version: str
+    round: int = 0
+    since: int = 0
+    joined: int = 0
+    schema_hash: str = ""
+    weights: str = ""
+    classes: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    members: tuple[Member, ...] = ()
+    scores: bool = False
+    last: bool = False
+
+
+class Score(_Document):
+    """One number about a site's model."""
+
+    domain: str = Field(max_length=100)
+    split: Literal["train", "valid", "test"]
+    metric: str = Field(max_length=50)
+    value: float | None
+
+
+class Hello(_Document):
+    """What a site is.
+
+    Attributes:
+        member: Its name, domain and number of samples.
+        version: Its fedbn; all must have the same.
+        torch: Its torch, which may differ.
+        device: What it trains on, which may differ.
+        schema_hash: Of its model.
+        classes: Of its data.
+        input_shape: Of one of its samples.
+    """
+
+    member: Member
+    version: str = Field(max_length=50)
+    torch: str = Field(max_length=50)
+    device: str = Field(max_length=50)
+    schema_hash: str = Field(max_length=64)
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+
+class Answer(_Document):
+    """What a site says with its update.
+
+    Attributes:
+        round: The round it is about.
+        schema_hash: Of its model.
+        examples: Training samples, as at the start.
+        loss: The mean training loss, where it trained.
+        source: Where its local part came from: new, Flower's memory, its disk.
+        seconds: How long training and scoring took.
+        scores: The state that was sent, joined with its own local part, on its data.
+    """
+
+    round: int = Field(strict=True)
+    schema_hash: str = Field(max_length=64)
+    examples: int = Field(strict=True)
+    loss: float | None = None
+    source: Literal["fresh", "state", "disk"]
+    seconds: float = Field(ge=0)
+    scores: tuple[Score, ...] = Field((), max_length=1000)
+
+
+class Sorry(_Document):
+    """Why a site does not do what was asked."""
+
+    reason: str = Field(max_length=2000)
+
+
+Said = TypeVar("Said", bound=_Document)
+
+
+def put(document: _Document, **arrays: ArrayRecord) -> RecordDict:
+    """Make a message's content."""
+    name = type(document).__name__.lower()
+    text = document.model_dump_json()
+    return RecordDict({name: ConfigRecord({_TEXT: text}), **arrays})
+
+
+def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
+    """Read a message's content; exactly the document and the arrays that are expected.
+
+    Raises:
+        Unreadable: Saying what is there that should not be, or the other way round.
+    """
+    name = expected.__name__.lower()
+    if sorry := content.config_records.get("sorry"):
+        raise Unreadable(_parsed(sorry, Sorry).reason)
+    wanted, found = {name, *arrays}, set(content)
+    if found != wanted:
+        raise Unreadable(
+            f"the message has {_listed(found)}, expected {_listed(wanted)}: nothing else may travel"
+        )
+    if name not in content.config_records or set(content.array_records) != set(arrays):
+        raise Unreadable("the message's records are of the wrong type")
+    return _parsed(content.config_records[name], expected)
+
+
+def length(content: RecordDict) -> int:
+    """Bytes of a message: its document and its arrays."""
+    texts = (str(record.get(_TEXT, "")) for record in content.config_records.values())
+    arrays = (a for record in content.array_records.values() for a in record.values())
+    return sum(len(text.encode()) for text in texts) + sum(len(a.data) for a in arrays)
+
+
+def _parsed(record: ConfigRecord, expected: type[Said]) -> Said:
+    text = record.get(_TEXT)
+    if not isinstance(text, str) or list(record) != [_TEXT] or len(text) > _MAX_BYTES:
+        raise Unreadable(f"not a document of at most {_MAX_BYTES:,} characters")
+    try:
+        return expected.model_validate(json.loads(text, parse_constant=_refuse))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise Unreadable(f"not a legal {expected.__name__.lower()}: {_first(error)}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        return f"{where} = {str(problem['input'])[:60]!r}: {problem['msg'].lower()}"
+    return str(error)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(repr(name[:60]) for name in names)[:6]) or "nothing"
+
+
+KEY = "state"
+_KIND = "safetensors"
+
+
+# What a safetensors header may cost beside the names: shape, dtype and offsets of an entry.
+_HEADER_BYTES = 512
+
+
+def to_record(pack: Pack) -> ArrayRecord:
+    """Make a record of a pack."""
+    data = to_bytes(pack.state)
+    return ArrayRecord({KEY: Array("uint8", (len(data),), _KIND, data)})
+
+
+def from_record(record: ArrayRecord, layout: StateLayout) -> Pack:
+    """Read a record that must fit the layout exactly.
+
+    Raises:
+        ModelError: Saying what is missing, not expected, or of another shape or dtype.
+    """
+    if list(record) != [KEY] or record[KEY].stype != _KIND:
+        raise ModelError(f"expected one array {KEY!r} of {_KIND}, got {sorted(record)[:5]}")
+    data = record[KEY].data
+    if len(data) > largest(layout):
+        raise ModelError(f"{len(data):,} bytes, where at most {largest(layout):,} are expected")
+    try:
+        state = from_bytes(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"not a whole safetensors file ({error})") from error
+    return layout.pack(state, "what was sent")
+
+
+def largest(layout: StateLayout) -> int:
+    """The most bytes that a state of this layout may take; a little more than it does."""
+    entries = layout.entries
+    return 4096 + sum(e.bytes + len(e.name.encode()) + _HEADER_BYTES for e in entries)
+
+
+def size(record: ArrayRecord) -> int:
+    """Bytes of a record's arrays."""
+    return sum(len(array.data) for array in record.values())
+
+
+def order_of(job: Job, federation: str, run: str) -> Order:
+    """What all orders of a job have in common; the data is each site's own."""
+    training = job.setting.experiment.training
+    raw = job.setting.experiment.model_dump(exclude_none=True, exclude={"quick", "reproduce"})
+    raw["training"].pop("epochs", None)
+    raw["training"]["rounds"] = training.total_rounds
+    if training.local_steps is not None:
+        del raw["training"]["local_epochs"]
+    method, setting, seed = job.key
+    return Order(
+        kind="hello",
+        federation=federation,
+        run=run,
+        method=method,
+        setting=setting,
+        seed=seed,
+        experiment={**raw, "data": {}, "sweep": {}},
+        version=__version__,
+        weights=weights_hash(job),
+    )
+
+
+def job_of(order: Order, device: str | None = None, weights: Path | None = None) -> Job:
+    """Read the job that an order is about; the device and the place of files are a site's own."""
+    raw: dict[str, Any] = dict(order.experiment)
+    if device is not None:
+        raw["training"] = {**raw.get("training", {}), "device": device}
+    if weights is not None and "weights" in raw.get("model", {}):
+        raw["model"] = {**raw["model"], "weights": str(weights)}
+    held = Held("the server's configuration")
+    experiment = checked(raw, held.file, held)
+    method = parse_method(order.method, {"mu": experiment.method.mu}, held)
+    job = Job(method, Setting(order.setting, experiment), order.seed)
+    _check_weights(job, order)
+    return job
+
+
+def weights_hash(job: Job) -> str:
+    """Hash the file that a job's model starts from; empty where there is none."""
+    file = job.setting.experiment.model.weights
+    if file is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"model.weights {file}: {error.strerror}") from error
+
+
+def _check_weights(job: Job, order: Order) -> None:
+    """Refuse to start from other weights than the server's: BatchNorm starts from them here."""
+    file = job.setting.experiment.model.weights
+    if file is None:
+        return
+    if not Path(file).is_file():
+        raise ConfigError(
+            f"model.weights {file} is not at this site: bring the file here and join with "
+            f"--weights FILE (its sha256: {order.weights[:16]})"
+        )
+    found = weights_hash(job)
+    if found != order.weights:
+        raise ConfigError(
+            f"model.weights {file}: {found[:16]} at this site, {order.weights[:16]} at the server"
+        )
+
+
+def check_job(job: Job) -> None:
+    """Refuse what cannot run where data stays at the sites."""
+    if job.method.pooled:
+        raise ConfigError(
+            f"method {job.method.name} brings all data together; in a federation of machines data "
+            "stays at its site: choose fedbn, fedavg, fedprox, silobn or singleset"
+        )
+    if job.setting.experiment.evaluation.report == "best":
+        raise ConfigError(
+            "evaluation.report = 'best': in a federation of machines a site uses its BatchNorm of "
+            "the last round, so no other round's numbers are reported; legal is 'last'"
+        )
+
+
+def plan_of(job: Job, federation: Federation, device: str | None = None) -> Plan:
+    """Make a plan for a federation that is already split into training and validation data.
+
+    Args:
+        job: What is run.
+        federation: Whose data, or stand-ins for it.
+        device: In place of the job's; the server trains nothing and needs no GPU.
+    """
+    check_job(job)
+    experiment = job.setting.experiment
+    training = experiment.training
+    if device is not None:
+        training = training.model_copy(update={"device": device})
+    plan = Plan(
+        method=job.method,
+        federation=federation,
+        model=model_builder(experiment.model, federation),
+        training=training_of(training),
+        seed=job.seed,
+        setting=job.setting.name,
+        evaluate_every=experiment.evaluation.every,
+    )
+    plan.check(experiment.method.allow_no_batchnorm)
+    return plan
+
+
+def federation_of(
+    members: Iterable[Member],
+    classes: tuple[str, ...],
+    input_shape: tuple[int, ...],
+    own: Client | None = None,
+) -> Federation:
+    """Make a federation of stand-ins, with one's own data where it is given."""
+    clients = tuple(
+        own if own is not None and member.name == own.name else _stand_in(member, input_shape)
+        for member in members
+    )
+    return Federation("the sites' own data", clients, classes)
+
+
+def _stand_in(member: Member, input_shape: tuple[int, ...]) -> Client:
+    """A client of the right size that takes no memory: one zero, seen many times."""
+    x = torch.zeros(()).expand(member.examples, *input_shape)
+    y = torch.zeros((), dtype=torch.int64).expand(member.examples)
+    return Client(member.name, member.domain, Split(x, y), {})

@@ -1,0 +1,215 @@
+"""Questions to sites, and their answers before a deadline; late and foreign ones are named.
+
+What a round took beside its result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedbn.flower import messages
+from fedbn.flower.messages import Answer
+
+
+class Grid(Protocol):
+    """The part of Flower's grid that is used."""
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """List the nodes that are connected."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Take the answers that are there."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to wait for what, in seconds.
+
+    Attributes:
+        wait: For enough sites to be connected.
+        round: For the answers of a round.
+        grace: For a site that was here and is gone, before it is left out: a restart of its machine
+            or a network that is cut for a minute takes that.
+        poll: Between two looks for answers.
+        look: Between two looks at which nodes were restarted.
+    """
+
+    wait: float = 300.0
+    round: float = 3600.0
+    grace: float = 90.0
+    poll: float = 0.05
+    look: float = 2.0
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What is sent to a site."""
+
+    node: int
+    kind: str
+    content: RecordDict
+
+
+@dataclass
+class Mail:
+    """What came back: contents by site, and why others gave none."""
+
+    contents: dict[str, RecordDict] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    strangers: list[str] = field(default_factory=list)
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+
+
+def ask(
+    grid: Grid, letters: Mapping[str, Letter], group: str, seconds: float, limits: Limits
+) -> Mail:
+    """Send every site its letter and wait for the answers, no longer than `seconds`.
+
+    A site whose node was restarted meanwhile is asked once more: it may have lost the letter, and
+    doing a round twice gives the same result.
+    """
+    begun = time.monotonic()
+    asked = _Asked(grid, group, seconds, letters)
+    asked.send(letters)
+    looked = sent = time.monotonic()
+    while asked.waiting and time.monotonic() - sent < seconds:
+        for message in grid.pull_messages(asked.open()):
+            asked.take(message)
+        if asked.waiting and time.monotonic() - looked > limits.look:
+            looked = time.monotonic()
+            asked.send_again()
+            asked.give_up(limits.grace)
+        if asked.waiting:
+            time.sleep(limits.poll)
+    for site in asked.waiting:
+        asked.mail.faults[site] = f"no answer within {seconds:g} s; a later one is discarded"
+    asked.mail.seconds = time.monotonic() - begun
+    return asked.mail
+
+
+class _Asked:
+    """Letters under way."""
+
+    def __init__(self, grid: Grid, group: str, seconds: float, letters: Mapping[str, Letter]):
+        self.mail = Mail()
+        self.ids: dict[str, str] = {}
+        self.waiting: dict[str, Letter] = dict(letters)
+        self._gone: dict[str, float] = {}
+        self._grid, self._group, self._ttl = grid, group, seconds + 60
+        self._activated = _activations(grid)
+
+    def send(self, letters: Mapping[str, Letter]) -> None:
+        outgoing = [
+            Message(letter.content, letter.node, letter.kind, ttl=self._ttl, group_id=self._group)
+            for letter in letters.values()
+        ]
+        if not outgoing:
+            return
+        for (site, letter), number in zip(
+            letters.items(), self._grid.push_messages(outgoing), strict=True
+        ):
+            if number:
+                self.ids[number] = site
+                self.mail.sent += messages.length(letter.content)
+            else:
+                self._fault(site, "Flower took no message for it")
+
+    def open(self) -> list[str]:
+        return [number for number, site in self.ids.items() if site in self.waiting]
+
+    def send_again(self) -> None:
+        now = _activations(self._grid)
+        restarted = {
+            site: letter
+            for site, letter in self.waiting.items()
+            if now.get(letter.node, "") not in ("", self._activated.get(letter.node))
+        }
+        self._activated |= now
+        for site in restarted:
+            self._gone.pop(site, None)
+        self.send(restarted)
+
+    def take(self, message: Message) -> None:
+        site = self.ids.get(message.metadata.reply_to_message_id)
+        if site is None or site not in self.waiting:
+            whose = site or f"node {message.metadata.src_node_id}"
+            self.mail.strangers.append(f"{whose}: answered twice, or to nothing it was asked")
+        elif message.has_error():
+            self._failed(site, message)
+        elif message.metadata.src_node_id != self.waiting[site].node:
+            self._fault(site, f"answered by another node, {message.metadata.src_node_id}")
+        elif message.metadata.group_id != self._group:
+            self._fault(site, f"answered for {message.metadata.group_id!r}, not {self._group!r}")
+        else:
+            del self.waiting[site]
+            self.mail.received += messages.length(message.content)
+            self.mail.contents[site] = message.content
+
+    def give_up(self, grace: float) -> None:
+        for site, since in list(self._gone.items()):
+            if site in self.waiting and time.monotonic() - since > grace:
+                self._fault(site, "not connected any more")
+
+    def _failed(self, site: str, message: Message) -> None:
+        """Take an error; a node that is gone may come back within its grace."""
+        if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+            self.ids.pop(message.metadata.reply_to_message_id)
+            self._gone.setdefault(site, time.monotonic())
+        else:
+            self._fault(site, _reason(message))
+
+    def _fault(self, site: str, reason: str) -> None:
+        self.waiting.pop(site, None)
+        self.mail.faults[site] = reason
+
+
+def _activations(grid: Grid) -> dict[int, str]:
+    return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
+
+
+def _reason(message: Message) -> str:
+    text = " ".join((message.error.reason or "no reason given").split())
+    return f"Flower error {message.error.code}: {text[:300]}"
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What a round took.
+
+    Attributes:
+        round: Its number.
+        seconds: From the first letter to the last answer.
+        beyond_training: Seconds in which no site trained or scored.
+        bytes_down: Sent to the sites, letters and shared parts.
+        bytes_up: Received from them.
+        sources: Where each site's BatchNorm came from.
+        left_out: Who was left out, and why.
+    """
+
+    round: int
+    seconds: float
+    beyond_training: float
+    bytes_down: int
+    bytes_up: int
+    sources: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def cost_of(round: int, mail: Mail, answers: Mapping[str, Answer]) -> RoundCost:
+    """Count a round: its letters, and the answers that were accepted."""
+    longest = max((answer.seconds for answer in answers.values()), default=0.0)
+    sources = {name: answer.source for name, answer in answers.items()}
+    beyond = max(mail.seconds - longest, 0.0)
+    return RoundCost(round, mail.seconds, beyond, mail.sent, mail.received, sources)

@@ -1,0 +1,166 @@
+"""The way to the server: TLS with the federation's own authority, and clocks that agree.
+
+What can be known before anything runs: certificates, keys, the port, the way to the server.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import flwr
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+from fedbn._version import __version__
+from fedbn.errors import ConfigError, FedbnError
+from fedbn.flower.credentials import Bundle, hosts_of
+from fedbn.flower.federation_folder import FederationFolder, open_to_others
+from fedbn.flower.internals_node import listens
+
+_TIMEOUT = 5.0
+
+
+def reach(bundle: Bundle, seconds: float) -> float:
+    """Make sure that the server answers and is the right one; tells how far this clock is ahead.
+
+    Args:
+        bundle: Says where it is and who signs for it.
+        seconds: How long to try while nothing answers.
+
+    Raises:
+        FedbnError: It does not answer in time.
+        ConfigError: What answers is not the federation's server, and why; or the clocks differ.
+    """
+    begun = time.monotonic()
+    while True:
+        try:
+            return _checked(_ask_the_time(bundle))
+        except ssl.SSLError as error:
+            raise ConfigError(_explained(bundle, error)) from error
+        except OSError as error:
+            if time.monotonic() - begun >= seconds:
+                raise FedbnError(
+                    f"no server at {bundle.address} after {seconds:g} s ({error})"
+                ) from error
+            time.sleep(0.2)
+
+
+def _ask_the_time(bundle: Bundle) -> float:
+    """Shake hands, and compare this clock with the server's; 0 where it does not say the time."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=bundle.ca.decode("ascii"))
+    request = f"HEAD / HTTP/1.1\r\nHost: {bundle.host}\r\nConnection: close\r\n\r\n"
+    with (
+        socket.create_connection((bundle.host, bundle.port), timeout=_TIMEOUT) as plain,
+        context.wrap_socket(plain, server_hostname=bundle.host) as secure,
+    ):
+        secure.sendall(request.encode("ascii"))
+        lines = secure.recv(4096).decode("latin-1").lower().split("\r\n")
+    said = next((line.partition(":")[2] for line in lines if line.startswith("date:")), "")
+    try:
+        return time.time() - email.utils.parsedate_to_datetime(said.strip()).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _checked(ahead: float) -> float:
+    """Refuse clocks so different that Flower's server takes every message for a replayed one."""
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
+        return ahead
+    side = "ahead of" if ahead > 0 else "behind"
+    raise ConfigError(
+        f"the clock here is {abs(ahead):,.0f} s {side} the server's: its messages would be refused "
+        f"(at most {SYSTEM_TIME_TOLERANCE} s ahead or {TIMESTAMP_TOLERANCE} s behind); set both "
+        "clocks by NTP"
+    )
+
+
+def _explained(bundle: Bundle, error: ssl.SSLError) -> str:
+    where = f"the server at {bundle.address}"
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"{where} does not speak TLS ({error.reason}): not this federation's server"
+    shown = _shown_certificate(bundle)
+    if shown is None:
+        return f"{where}: {error.verify_message}"
+    begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
+    if not begins <= now <= ends:
+        return (
+            f"{where}: its certificate is valid from {begins:%Y-%m-%d} to {ends:%Y-%m-%d} only, "
+            f"and the clock here says {now:%Y-%m-%d}"
+        )
+    if "match" in error.verify_message.lower():
+        names = ", ".join(hosts_of(shown))
+        return f"{where}: its certificate is for {names}, not for {bundle.host}"
+    return f"{where}: its certificate is signed by another authority ({error.verify_message})"
+
+
+def _shown_certificate(bundle: Bundle) -> x509.Certificate | None:
+    try:
+        text = ssl.get_server_certificate((bundle.host, bundle.port), timeout=_TIMEOUT)
+        return x509.load_pem_x509_certificate(text.encode())
+    except (OSError, ValueError):
+        return None
+
+
+_SOON = datetime.timedelta(days=30)
+Finding = tuple[bool, str]
+
+
+def check_folder(folder: FederationFolder) -> Iterator[Finding]:
+    """Examine a federation's folder: what is right, and what is not."""
+    info = folder.read()
+    certificate = x509.load_pem_x509_certificate(folder.certificate.read_bytes())
+    yield _dates(certificate, "the server's certificate")
+    yield _dates(x509.load_pem_x509_certificate(folder.ca.read_bytes()), "the authority")
+    names = hosts_of(certificate)
+    yield info.host in names, f"the server's certificate is for {', '.join(names)}"
+    yield from (private(file) for file in folder.private_files)
+    yield True, f"{len(folder.keys())} sites with keys: {', '.join(info.sites)}"
+    yield True, f"fedbn {__version__}, flwr {flwr.__version__}, torch {torch.__version__}"
+    up = listens("127.0.0.1", info.port)
+    yield True, f"port {info.port}: {'the server is up' if up else 'free; the server is not up'}"
+
+
+def check_bundle(file: Path, bundle: Bundle) -> Iterator[Finding]:
+    """Examine a site's bundle, and the way to the server."""
+    yield private(file)
+    yield _dates(x509.load_pem_x509_certificate(bundle.ca), "the authority")
+    try:
+        key = load_ssh_private_key(bundle.key, None)
+        yield isinstance(key, ec.EllipticCurvePrivateKey), f"site {bundle.site} has its key"
+    except ValueError as error:
+        yield False, f"the key of site {bundle.site} cannot be read ({error})"
+    try:
+        ahead = reach(bundle, 0)
+        yield True, f"the server answers at {bundle.address}, and its certificate is right"
+        yield True, f"the clocks agree within {max(1, abs(round(ahead)))} s"
+    except FedbnError as error:
+        yield False, str(error)
+
+
+def private(file: Path) -> Finding:
+    """Tell whether a file with a key is closed to others."""
+    if open_to_others(file):
+        return False, f"{file.name} can be read by others: `chmod 600 {file}`"
+    return True, f"{file.name} is private"
+
+
+def _dates(certificate: x509.Certificate, what: str) -> Finding:
+    now = datetime.datetime.now(datetime.UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now < begins:
+        return False, f"{what} is valid only from {begins:%Y-%m-%d}: is this clock right?"
+    if now > ends:
+        return False, f"{what} ended on {ends:%Y-%m-%d}"
+    soon = " (soon)" if ends - now < _SOON else ""
+    return True, f"{what} is valid until {ends:%Y-%m-%d}{soon}"

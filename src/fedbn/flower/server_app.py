@@ -1,0 +1,467 @@
+"""Before anything runs: what each site would bring to an experiment, and whether it fits.
+
+What the server writes down of a job, and how it goes on from there.
+
+The server's side: all jobs of an experiment, one after another, into a run folder.
+
+The server's machine: Flower's server with the sites' keys, and runs on it.
+
+A whole federation on this machine: server, two sites, TLS and keys, on the loopback only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid as FlowerGrid, ServerApp
+from pydantic import TypeAdapter
+from safetensors.torch import save as to_bytes
+
+from fedbn._version import __version__
+from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.packing import Pack
+from fedbn.core.plan import Plan, remarks
+from fedbn.core.rounds import Record, RunState
+from fedbn.errors import ConfigError, FedbnError, Interrupted
+from fedbn.experiments import configuration
+from fedbn.experiments.configuration import checked, read_toml, with_settings
+from fedbn.experiments.environment import differences
+from fedbn.experiments.jobs import Event, Job, Listener, Reporter, jobs
+from fedbn.experiments.planner import resolved
+from fedbn.experiments.runner import Assembly
+from fedbn.experiments.schema import Experiment
+from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
+from fedbn.flower.internals_server import Control, grid_of, set_environment
+from fedbn.flower.membership import Expected, Known, Roster, digest, greet, muster
+from fedbn.flower.messages import RUN_NAME, Hello, Order, check_job, order_of, weights_hash
+from fedbn.flower.messaging import Grid, Limits, RoundCost
+from fedbn.flower.preflight import Finding
+from fedbn.flower.server_engine import Conductor
+from fedbn.flower.site import Site, one_thread
+from fedbn.runs import checkpoints, metrics
+from fedbn.runs.folder import RunFolder, write_atomically
+
+_RUN = "check"
+
+
+def orders(experiment: Experiment, federation: str) -> list[Order]:
+    """One question for each different model of an experiment; a sweep may have several."""
+    todo = jobs(experiment)
+    for job in todo:
+        check_job(job)
+    different = {_model(job): job for job in reversed(todo)}
+    return [order_of(job, federation, _RUN) for job in reversed(different.values())]
+
+
+def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Iterator[Finding]:
+    """Ask all sites that are connected; each answer is compared with the first one's."""
+    for order in questions:
+        roster = greet(grid, expected, order, Roster(), Limits(wait=120.0))
+        for site in expected.names:
+            yield _finding(roster, site)
+
+
+def ask_self(site: Site, questions: Sequence[Order]) -> Iterator[Finding]:
+    """Answer as this site would, without a server."""
+    for order in questions:
+        yield True, _said(site.hello(order))
+
+
+def _finding(roster: Roster, site: str) -> Finding:
+    if site in roster.hellos:
+        return True, _said(roster.hellos[site])
+    return False, f"{site}: {roster.faults.get(site, 'not connected')}"
+
+
+def _said(hello: Hello) -> str:
+    return (
+        f"{hello.member.name}: model {hello.schema_hash[:16]}, {len(hello.classes)} classes "
+        f"{digest(hello.classes)}, samples of shape {hello.input_shape}, "
+        f"{hello.member.examples:,} to train with; fedbn {hello.version}, torch {hello.torch}, "
+        f"{hello.device}"
+    )
+
+
+def _model(job: Job) -> str:
+    return job.setting.experiment.model.model_dump_json()
+
+
+# The numbers that a round gives itself; its scores follow with the answers of the next one.
+_OWN = ("training_loss", "refused")
+
+
+class Journal:
+    """The files of one job at the server."""
+
+    def __init__(self, place: Path):
+        self._place = place
+        self._metrics = place / "metrics.jsonl"
+        self._costs = place / "rounds.jsonl"
+
+    def resume(self, like: RunState) -> tuple[RunState | None, Known, list[str]]:
+        """Find the state to go on from, what it knows of sites, and what was damaged."""
+        state, damaged = checkpoints.newest(self._place, like)
+        if state is None:
+            return None, Known(), damaged
+        return state, Known.from_facts(state.round, self._facts(state.round)), damaged
+
+    def finished(self, rounds: int) -> bool:
+        """Tell whether all rounds are done and the last one is scored."""
+        return checkpoints.whole_round(self._place) == rounds and self.scored(rounds)
+
+    def round_done(
+        self,
+        plan: Plan,
+        state: RunState,
+        records: Sequence[Record],
+        cost: RoundCost,
+        known: Known,
+    ) -> None:
+        """Write a round down: its numbers first, then the state that makes it count."""
+        self.add(records)
+        metrics.append(self._costs, (json.dumps(asdict(cost)) + "\n").encode())
+        facts = {
+            "method": plan.method.name,
+            "setting": plan.setting,
+            "seed": plan.seed,
+            **known.to_facts(),
+        }
+        checkpoints.save(self._place, state, facts)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Append numbers."""
+        self._place.mkdir(parents=True, exist_ok=True)
+        metrics.append(self._metrics, "".join(map(metrics.line, records)).encode())
+
+    def scored(self, round: int) -> bool:
+        """Tell whether the scores of a round are there."""
+        found = metrics.read(self._metrics)
+        return any(r["round"] == round and r["metric"] not in _OWN for r in found)
+
+    def release(self, packs: Mapping[str, Pack]) -> Path:
+        """Write the mean of the BatchNorm affine that sites gave away."""
+        updates = (Weighted(pack, 1.0) for pack in packs.values())
+        mean = Mean().combine(updates, next(iter(packs.values())))
+        file = self._place / "released-affine.safetensors"
+        write_atomically(file, to_bytes(mean.state))
+        return file
+
+    def _facts(self, round: int) -> dict[str, Any]:
+        return checkpoints.read_manifest(dict(checkpoints.rounds(self._place))[round])
+
+    def trim(self) -> None:
+        """Drop numbers behind the checkpoint: they come again, the scores of its round too."""
+        done = checkpoints.whole_round(self._place)
+        metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
+        metrics.keep_until(self._metrics, done)
+        kept = [
+            record
+            for record in metrics.read(self._metrics)
+            if record["round"] < done or record["metric"] in _OWN
+        ]
+        if self._metrics.exists():
+            text = "".join(metrics.line(Record(**record)) for record in kept)
+            write_atomically(self._metrics, text.encode())
+
+
+log = logging.getLogger("flwr")  # what the server app's process shows
+
+
+@dataclass(frozen=True)
+class Service:
+    """All that the server needs to run an experiment.
+
+    Attributes:
+        federation: The federation's identity.
+        expected: Which sites there are; asked again before each round.
+        folder: The run folder.
+        listener: Hears how it goes.
+        costs: Hears what each round took.
+        limits: How long to wait.
+        stop: Asked after each round; True ends the run with its state saved.
+    """
+
+    federation: str
+    expected: Callable[[], Expected]
+    folder: RunFolder
+    listener: Listener = lambda event: None
+    costs: Callable[[Plan, RoundCost], None] = lambda plan, cost: None
+    limits: Limits = field(default_factory=Limits)
+    stop: Callable[[], bool] = lambda: False
+
+
+def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
+    """Run an experiment, or what is left of it."""
+    one_thread()
+    todo = jobs(experiment)
+    for job in todo:
+        check_job(job)
+    left = [job for job in todo if not _finished(job, service.folder)]
+    for job in left:
+        Journal(service.folder.job(*job.key)).trim()
+    done = {job.key for job in todo} - {job.key for job in left}
+    assembly = Assembly(service.folder, todo, done)
+
+    def tell(event: Event) -> None:
+        service.listener(event)
+        assembly.hear(event)
+
+    for job in left:
+        _run_job(grid, job, experiment, service, tell)
+
+
+def _finished(job: Job, folder: RunFolder) -> bool:
+    rounds = job.setting.experiment.training.total_rounds
+    return Journal(folder.job(*job.key)).finished(rounds)
+
+
+def _run_job(
+    grid: Grid, job: Job, experiment: Experiment, service: Service, tell: Listener
+) -> None:
+    def note(text: str) -> None:
+        tell(Event("note", job.key, text=text))
+
+    order = order_of(job, service.federation, service.folder.path.name)
+    roster = muster(grid, service.expected(), order, service.limits, note)
+    conductor = Conductor(grid, job, order, service.expected, roster, service.limits, note)
+    for text in [*_commit(experiment, job, conductor, service.folder), *remarks(conductor.plan)]:
+        note(text)
+    journal = Journal(service.folder.job(*job.key))
+    start, known, damaged = journal.resume(conductor.initial())
+    conductor.remember(known)
+    for text in damaged:
+        note(f"{text}; going on from the one before it")
+    state = _rounds(conductor, journal, start or conductor.initial(), job, service, tell)
+    if not journal.scored(state.round):
+        journal.add(conductor.finish(state))
+    if conductor.affine:
+        file = journal.release(conductor.affine)
+        note(f"{', '.join(conductor.affine)} released BatchNorm affine; the mean is {file.name}")
+    tell(Event("done", job.key, state.round, conductor.plan.training.rounds))
+
+
+def _rounds(
+    conductor: Conductor,
+    journal: Journal,
+    state: RunState,
+    job: Job,
+    service: Service,
+    tell: Listener,
+) -> RunState:
+    reporter = Reporter(job, tell)
+    rounds = conductor.plan.training.rounds
+    tell(Event("begin", job.key, state.round, rounds))
+    while state.round < rounds:
+        state, own = conductor.round(state)
+        records = [*conductor.scores, *own]
+        cost = conductor.cost
+        journal.round_done(conductor.plan, state, records, cost, conductor.known())
+        service.costs(conductor.plan, cost)
+        reporter.round_done(conductor.plan, state, records)
+        if service.stop() and state.round < rounds:
+            raise Interrupted(f"stopped after round {state.round} of {rounds}")
+    return state
+
+
+def _commit(experiment: Experiment, job: Job, conductor: Conductor, folder: RunFolder) -> list[str]:
+    """Write the configuration, or refuse one that is not the run's any more; gives remarks."""
+    now = _environment(experiment, job, conductor)
+    if not folder.config.exists():
+        folder.commit(now["config"], now)
+        return []
+    before = folder.read_environment()
+    # Sites come and go; the data of those that are here must be what it was.
+    both = before.get("data", {}).keys() & now["data"].keys()
+    alike = [{**e, "data": {n: e["data"][n] for n in sorted(both)}} for e in (before, now)]
+    return differences(*alike)
+
+
+def _environment(experiment: Experiment, job: Job, conductor: Conductor) -> dict[str, Any]:
+    config = resolved(experiment, conductor.plan.federation)
+    weights = job.setting.experiment.model.weights
+    return {
+        "config": config,
+        "data": {name: member.model_dump() for name, member in conductor.members.items()},
+        "directory": str(Path.cwd()),
+        "engine": "flower",
+        "seeds": config["seeds"],
+        "versions": {
+            "fedbn": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        },
+        "weights": {str(weights): weights_hash(job)} if weights else {},
+    }
+
+
+def make_app() -> ServerApp:
+    """Make the app that `flwr run` loads; the run's configuration says what to run."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: FlowerGrid, context: Context) -> None:
+        config = context.run_config
+        file = configuration.find(str(config["experiment"])) if config.get("experiment") else None
+        raw = read_toml(file) if file else {}
+        raw = with_settings(raw, [s for s in str(config.get("set") or "").split(";") if s.strip()])
+        experiment = checked(raw, str(file or "configuration"))
+        folder = RunFolder(Path(str(config.get("out") or "fedbn-run")).resolve())
+        if not folder.config.exists():
+            folder.begin(raw)
+        expected = Expected(least=int(config.get("sites") or 2))
+        wait, deadline = float(config.get("wait") or 300), float(config.get("deadline") or 3600)
+        limits = Limits(wait=wait, round=deadline)
+        service = Service("flwr", lambda: expected, folder, log_event, limits=limits)
+        with folder.locked():
+            serve(grid, experiment, service)
+
+    return app
+
+
+def log_event(event: Event) -> None:
+    """Say in the server's log how a run goes."""
+    log.info("%s %s %d/%d %s", event.kind, event.job, event.round, event.rounds, event.text)
+
+
+_START_SECONDS = 60.0
+
+
+@contextmanager
+def server(folder: FederationFolder, host: str = "0.0.0.0") -> Iterator[Child]:
+    """Run Flower's server, with every site's key let in; it ends with the block."""
+    info = folder.read()
+    if listens("127.0.0.1", info.port):
+        raise ConfigError(f"port {info.port} is in use: another server, or another federation's")
+    set_environment(folder)
+    module = "fedbn.flower.internals_server"
+    child = Child(module, [str(folder.path), host], folder.home, folder.path / "server.log")
+    try:
+        with Control(folder) as control:
+            wait_until(control.reachable, child, _START_SECONDS, "Flower's server")
+            for key, site in folder.keys().items():
+                control.register(key, site)
+        yield child
+    finally:
+        child.end()
+
+
+def watch(child: Child, stop: Callable[[], bool]) -> None:
+    """Wait until the server is asked to stop."""
+    while not stop():
+        if child.status() is not None:
+            raise FedbnError(f"Flower's server ended (status {child.status()}; see {child.log})")
+        time.sleep(0.2)
+
+
+def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: str) -> None:
+    """Start or continue a run and see it to its end."""
+    set_environment(folder)
+    quicken()
+    experiment = checked(raw, where)
+    with service.folder.locked(), grid_of(folder) as grid:
+        serve(grid, experiment, service)
+
+
+def run_folder(folder: FederationFolder, name: str) -> RunFolder:
+    """The folder of a run, by its name."""
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name {name[:100]!r}: legal are 1 to 100 letters, digits and _ . - (not . - first)"
+        )
+    return RunFolder(folder.runs / name)
+
+
+@contextmanager
+def begun(place: RunFolder, raw: Mapping[str, Any]) -> Iterator[None]:
+    """Make a run's folder where it is new; a run that is refused leaves nothing behind."""
+    new = not (place.config.exists() or place.request.exists())
+    made = place.begin(raw) if new else []
+    try:
+        yield
+    except Exception:
+        if new and not place.config.exists():
+            place.abandon(made)
+        raise
+
+
+def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
+    """All sites of the federation; how many must be here is all of them unless said."""
+    info = folder.read()
+    if least is not None and not 1 <= least <= len(info.sites):
+        raise ConfigError(f"--min-sites {least}: legal are 1 to {len(info.sites)}")
+    return Expected(info.sites, folder.keys(), least or len(info.sites))
+
+
+def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[Finding]:
+    """Ask every site that is connected what it would bring; needs the server to be up."""
+    set_environment(folder)
+    quicken()
+    expected = expected_sites(folder, None)
+    with grid_of(folder) as grid:
+        return list(ask_sites(grid, questions, expected))
+
+
+def add_site(folder: FederationFolder, site: str) -> Path:
+    """Add a site; a server that is up learns its key at once."""
+    key = folder.add_site(site)
+    with Control(folder) as control:
+        if control.reachable():
+            control.register(key, site)
+    return folder.bundle(site)
+
+
+SITES = ("plain", "photo")
+
+
+RAW: dict[str, Any] = {
+    "methods": ["fedbn"],
+    "seeds": [0],
+    "training": {"rounds": 3, "local_epochs": 2},
+    "data": {"name": "digits_mini"},
+}
+
+
+def make(path: Path, sites: Sequence[str] = SITES) -> FederationFolder:
+    """Make a federation for the loopback, on a port that is free."""
+    folder = FederationFolder(path)
+    folder.create("demo", sites, "127.0.0.1", free_port())
+    return folder
+
+
+def start_site(folder: FederationFolder, site: str, data: str = "digits_mini") -> Child:
+    """Start a site of the federation, as `fedbn federation join` does on its own machine."""
+    home = folder.path / "demo-sites" / site
+    arguments = ["federation", "join", str(folder.bundle(site)), "--data", data]
+    arguments += ["--folder", str(home), "--parent"]
+    return Child("fedbn", arguments, home / "flower", home / "join.log")
+
+
+@contextmanager
+def running(folder: FederationFolder, sites: Sequence[str] = SITES) -> Iterator[dict[str, Child]]:
+    """Run the server and the sites; all of them end with the block."""
+    with ExitStack() as stack:
+        stack.enter_context(server(folder, "127.0.0.1"))
+        children: dict[str, Child] = {}
+        stack.callback(end_all, children)
+        for site in sites:
+            children[site] = start_site(folder, site)
+        yield children
+
+
+def end_all(children: Mapping[str, Child]) -> None:
+    """End processes side by side."""
+    for child in children.values():
+        child.ask_to_end()
+    for child in children.values():
+        child.end()

@@ -1,0 +1,203 @@
+"""A site's machine: Flower's node, and the work on its messages.
+
+The site's side as Flower knows it: messages in, messages out, errors as one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedbn.errors import ConfigError, FedbnError
+from fedbn.flower import messages
+from fedbn.flower.credentials import Bundle
+from fedbn.flower.federation_folder import write_private
+from fedbn.flower.internals_node import Child, free_port, last_words, quicken, work
+from fedbn.flower.messages import Order
+from fedbn.flower.preflight import reach
+from fedbn.flower.site import Site, one_thread, reply
+from fedbn.flower.site_job import SiteOptions
+
+_ACCEPTED = "SuperNode ID"
+_REFUSED = ("activat", "public key", "unauthorized")
+
+
+# Longer than the server takes to see that a node which was killed is gone.
+_PATIENCE = 30.0
+
+
+_LONGEST_CUT = 3600.0
+
+
+def join(
+    bundle: Bundle,
+    options: SiteOptions,
+    home: Path,
+    *,
+    wait: float = 60.0,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Be a site until stopped.
+
+    Args:
+        bundle: The site's key, and where the server is.
+        options: What the site decides for itself.
+        home: Where the site keeps its files.
+        wait: How long to try to reach the server, in seconds.
+        stop: Asked often; True ends the site.
+        say: Hears what happens.
+    """
+    one_thread()
+    quicken()
+    reach(bundle, wait)
+    say(f"site {bundle.site} works for {bundle.address}; data and BatchNorm stay here")
+    site, begun = Site(options), time.monotonic()
+    while not stop():
+        node = _one_node(site, bundle, home, stop, say)
+        if stop():
+            return
+        if _ACCEPTED in node.said():
+            say(f"Flower's node ended ({last_words(node.said())}); starting it again")
+            _wait_for_server(bundle, stop)
+            begun = time.monotonic()
+        elif time.monotonic() - begun > _PATIENCE:
+            raise FedbnError(_why(node, bundle))
+        time.sleep(1)
+
+
+def _wait_for_server(bundle: Bundle, stop: Callable[[], bool]) -> None:
+    """Wait for a server that was there: a network that is cut comes back by itself."""
+    begun = time.monotonic()
+    while not stop():
+        try:
+            reach(bundle, 0)
+            return
+        except FedbnError:
+            if time.monotonic() - begun > _LONGEST_CUT:
+                raise
+            time.sleep(1)
+
+
+def _one_node(
+    site: Site, bundle: Bundle, home: Path, stop: Callable[[], bool], say: Callable[[str], None]
+) -> Child:
+    """Work with one node until it ends."""
+    secret, port = secrets.token_bytes(32), free_port()
+    node = _start_node(bundle, home, secret, port)
+    try:
+        work(
+            site,
+            f"127.0.0.1:{port}",
+            secret,
+            alive=lambda: node.status() is None and not stop(),
+            heard=lambda order: say(_done(order)),
+        )
+    finally:
+        node.end()
+    return node
+
+
+def _start_node(bundle: Bundle, home: Path, secret: bytes, port: int) -> Child:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = {"ca": home / "ca.crt", "key": home / "site.key", "secret": home / "node.secret"}
+    files["ca"].write_bytes(bundle.ca)
+    write_private(files["key"], bundle.key)
+    write_private(files["secret"], secret)
+    flags = [
+        *("--superlink", bundle.address),
+        *("--root-certificates", str(files["ca"])),
+        *("--auth-supernode-private-key", str(files["key"])),
+        *("--isolation", "process"),
+        *("--superexec-auth-secret-file", str(files["secret"])),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+    ]
+    return Child("fedbn.flower.internals_node", flags, home / "flower", home / "node.log")
+
+
+def _done(order: Order) -> str:
+    what = {"hello": "checked", "train": f"round {order.round} trained", "score": "scored"}
+    return f"{order.method} seed {order.seed}: {what[order.kind]}"
+
+
+def _why(node: Child, bundle: Bundle) -> str:
+    said = node.said()
+    if any(word in said.lower() for word in _REFUSED):
+        return (
+            f"the server at {bundle.address} does not know the key of site {bundle.site}, or the "
+            "site is connected already"
+        )
+    return f"Flower's node ended: {last_words(said)} (all of it: {node.log})"
+
+
+log = logging.getLogger("fedbn")
+
+
+def make_app() -> ClientApp:
+    """Make the app that `flwr run` loads; the node's configuration says which site it is."""
+    app = ClientApp()
+
+    def handle(message: Message, context: Context) -> Message:
+        one_thread()
+        try:
+            site = _site(_options(context))
+        except FedbnError as error:
+            return Message(messages.put(messages.Sorry(reason=str(error)[:2000])), reply_to=message)
+        return reply(site, message, context.state)
+
+    app.query()(handle)
+    app.train()(handle)
+    app.evaluate()(handle)
+    return app
+
+
+@cache
+def _site(key: tuple[str, str, str]) -> Site:
+    name, data, folder = key
+    where = "path" if os.sep in data or Path(data).exists() else "name"
+    return Site(SiteOptions(name, {where: data}, Path(folder) if folder else None))
+
+
+def _options(context: Context) -> tuple[str, str, str]:
+    """Read the node's configuration; in a simulation a partition is a client of the data.
+
+    A simulation has one configuration for all nodes, so its state folder has one folder a site.
+    """
+    given, run = context.node_config, context.run_config
+    data = str(given.get("data") or run.get("data") or "digits_mini")
+    name = str(given.get("site") or "")
+    if not name and "partition-id" in given:
+        name = _partition(data, int(str(given["partition-id"])))
+    if not name:
+        raise ConfigError("node configuration: `site` is missing, as in --node-config 'site=\"a\"'")
+    return name, data, str(given.get("state-dir") or run.get("state-dir") or "")
+
+
+def _partition(data: str, number: int) -> str:
+    """The client of a node of a simulation."""
+    names = _client_names(data)
+    if number >= len(names):
+        raise ConfigError(
+            f"node {number} of the simulation has no data: {data} has {len(names)} clients, so "
+            f"num-supernodes may be at most {len(names)}"
+        )
+    return names[number]
+
+
+@cache
+def _client_names(data: str) -> list[str]:
+    from fedbn.experiments.schema import DataSection
+    from fedbn.experiments.sources import load_federation
+
+    where = "path" if os.sep in data or Path(data).exists() else "name"
+    section = DataSection.model_validate({where: data})
+    return [client.name for client in load_federation(section).clients]

@@ -1,0 +1,38 @@
+"""The methods that the paper compares (section 5), and SiloBN."""
+
+from dataclasses import replace
+
+from fedbn.core.method import BATCHNORM, Method, all_but, everything, nothing, proximal
+from fedbn.core.state import Kind
+
+__all__ = ["centralized", "fedavg", "fedbn", "fedprox", "silobn", "singleset"]
+
+
+def centralized() -> Method:
+    """Pool all data and train on it as one client, scored on every domain."""
+    return Method("centralized", pooled=True)
+
+
+def fedavg() -> Method:
+    """Share everything, the running statistics of BatchNorm included."""
+    return Method("fedavg", share=everything())
+
+
+def fedbn() -> Method:
+    """Share everything but BatchNorm: its affine part and its statistics stay with the client."""
+    return Method("fedbn", share=all_but(*BATCHNORM))
+
+
+def fedprox(mu: float = 0.01) -> Method:
+    """Share everything, and pull each client towards what it received with strength mu."""
+    return replace(fedavg() | proximal(mu), name="fedprox" if mu == 0.01 else f"fedprox({mu:g})")
+
+
+def silobn() -> Method:
+    """Share everything but the statistics of BatchNorm; its affine part is shared."""
+    return Method("silobn", share=all_but(Kind.BN_STATISTIC))
+
+
+def singleset() -> Method:
+    """Share nothing: each client trains on its own data only."""
+    return Method("singleset", share=nothing())

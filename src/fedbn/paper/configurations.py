@@ -1,0 +1,218 @@
+"""How a configuration differs from the paper's, in words for every table and picture.
+
+From a name, a scale and overrides to the configuration that is run, and what it lacks.
+
+A run that is there already, shown as an item of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fedbn.datasets
+from fedbn import registry
+from fedbn.data.digit_domains import digits_folder
+from fedbn.data.digit_files import DOMAINS, find_source
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import (
+    Raw,
+    changed,
+    checked,
+    held_by,
+    held_experiment,
+    overridden,
+    scaled,
+)
+from fedbn.experiments.schema import Experiment
+from fedbn.paper.items import Entry
+from fedbn.runs.folder import RunFolder
+
+# What changes no result, or is told in another way.
+_UNSAID = ("workers", "engine", "format", "evaluation.every", "training.device", "quick",
+           "methods", "seeds", "training.rounds", "training.epochs", "data.path")  # fmt: skip
+
+
+_OPTIONS = "reproduce.options."
+
+
+def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
+    """List what was cut or changed.
+
+    Examples:
+        >>> departures({"seeds": [0, 1], "training": {"epochs": 300}},
+        ...            {"seeds": [0], "training": {"epochs": 10, "lr": 0.1}})
+        ['10 of 300 epochs', '1 of 2 seeds', 'lr 0.1 (paper scale: 0.01)']
+    """
+    theirs, ours = checked(paper, "paper"), checked(used)
+    return [
+        *_length(theirs, ours),
+        *_seeds(theirs, ours),
+        *_methods(theirs, ours),
+        *_values(_flat(theirs), _flat(ours)),
+    ]
+
+
+def _length(theirs: Experiment, ours: Experiment) -> Iterator[str]:
+    swept = "local_epochs" in ours.sweep.get("training", {})
+    a, b = (_epochs(experiment) for experiment in (theirs, ours))
+    if ours.training.epochs is None and swept:
+        yield f"{ours.training.rounds} rounds a setting (paper scale: {a} epochs)"
+    elif a != b:
+        unit = "rounds" if ours.training.local_steps else "epochs"
+        yield f"{b} of {a} {unit}" if b < a else f"{b} {unit} (paper scale: {a})"
+
+
+def _epochs(experiment: Experiment) -> int:
+    training = experiment.training
+    return training.epochs or training.rounds * training.local_epochs
+
+
+def _seeds(theirs: Experiment, ours: Experiment) -> Iterator[str]:
+    a, b = len(theirs.seeds), len(ours.seeds)
+    if a != b:
+        yield f"{b} of {a} seeds" if b < a else f"{b} seeds (paper scale: {a})"
+
+
+def _methods(theirs: Experiment, ours: Experiment) -> Iterator[str]:
+    if left := [method for method in theirs.methods if method not in ours.methods]:
+        yield f"without {', '.join(left)}"
+    if more := [method for method in ours.methods if method not in theirs.methods]:
+        yield f"with {', '.join(more)}"
+
+
+def _values(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+    other = {s for s in ("data", "model") if theirs.get(f"{s}.name") != ours.get(f"{s}.name")}
+    for section in sorted(other):
+        yield f"{section} {ours.get(f'{section}.name')} in place of {theirs.get(f'{section}.name')}"
+    for key in dict.fromkeys([*theirs, *ours]):
+        a, b = theirs.get(key), ours.get(key)
+        if a == b or key.startswith(_UNSAID) or key.partition(".")[0] in other:
+            continue
+        name = key.removeprefix(_OPTIONS).removeprefix("sweep.").rpartition(".")[2]
+        now = "not varied" if b is None and key.startswith("sweep.") else _shown(b)
+        yield f"{name} {now}" + ("" if a is None else f" (paper scale: {_shown(a)})")
+
+
+def _flat(experiment: Experiment) -> dict[str, Any]:
+    raw = experiment.model_dump(exclude={"reproduce"})
+    options = experiment.reproduce.options if experiment.reproduce else {}
+    return dict(_leaves({**raw, "reproduce": {"options": options}}))
+
+
+def _leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, each in value.items():
+        if isinstance(each, Mapping):
+            yield from _leaves(each, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", each
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value)) or "none"
+    if isinstance(value, Mapping):
+        return str(value.get("name", dict(value)))
+    return "as it is by default" if value is None else str(value)
+
+
+ORIGINALS = "originals"
+_OF_THE_FILE = ("reproduce", "quick")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is run.
+
+    Attributes:
+        raw: The configuration after scale, what is missing, and overrides.
+        changes: How it differs from the paper's settings, a phrase each.
+        lacking: Data sets that it needs and that are not there.
+        comparable: Whether it trains on the paper's data, so that numbers may be compared.
+    """
+
+    raw: Raw
+    changes: tuple[str, ...]
+    lacking: tuple[str, ...]
+    comparable: bool
+
+
+def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable[str]) -> Asked:
+    """Apply the scale, then what takes the place of missing data, then the user's overrides.
+
+    Data that is not there is replaced at quick scale only: at the paper's scale it is the point.
+    """
+    where, settings = str(entry.file), list(settings)
+    for key in (setting.split("=")[0].strip() for setting in settings):
+        if key.split(".")[0] in _OF_THE_FILE and not key.startswith("reproduce.options."):
+            raise ConfigError(
+                f"--set {key}: belongs to the item's file. Copy {where}, change it there, and run "
+                f"`fedbn reproduce COPY.toml`"
+            )
+    checked(entry.raw, where)
+    raw = scaled(dict(entry.raw), scale)
+    without: Mapping[str, Any] = entry.how.get("without", {})
+    for need in missing(overridden(raw, flags, settings, where)):
+        if scale == "quick" and need in without:
+            raw = changed(raw, without[need])
+    if ORIGINALS in without and _data(raw) == "digits" and not originals_are_there():
+        raw = changed(raw, without[ORIGINALS])
+    final = overridden(raw, flags, settings, where)
+    final.pop("quick", None)
+    checked(final, where)
+    return Asked(final, told(entry, final), tuple(missing(final)), comparable(entry, final))
+
+
+def told(entry: Entry, used: Raw) -> tuple[str, ...]:
+    """How a configuration differs from the paper's, a phrase each."""
+    if entry.paper is None:
+        return (f"settings of {entry.file.name}, not the paper's", *departures(entry.raw, used))
+    return tuple(departures(entry.paper, used))
+
+
+def comparable(entry: Entry, used: Raw) -> bool:
+    """Tell whether numbers may stand beside the paper's: an item of it, on its data."""
+    return entry.paper is not None and _data(used) == _data(entry.paper)
+
+
+def missing(raw: Mapping[str, Any]) -> list[str]:
+    """Name the data sets that a configuration needs and that are not there."""
+    data = raw.get("data", {})
+    needs = [*raw.get("reproduce", {}).get("needs", ())]
+    if "path" not in data:
+        needs.insert(0, _data(raw))
+    return [name for name in dict.fromkeys(needs) if not is_there(name)]
+
+
+def is_there(name: str) -> bool:
+    """Tell whether a registered data set's files are there; a user's own is taken to be."""
+    if name not in registry.names(fedbn.datasets):
+        return True  # a user's own, or a name that is refused where it is used
+    return fedbn.datasets.info_of(name).is_there()
+
+
+def originals_are_there() -> bool:
+    """Tell whether every digit data set is there whole, and not cut to equal size."""
+    sources = [find_source(digits_folder(), domain) for domain in DOMAINS]
+    return all(source is not None and not source.split for source in sources)
+
+
+def _data(raw: Mapping[str, Any]) -> str:
+    return str(raw.get("data", {}).get("name", "digits_mini"))
+
+
+def shown_run(entry: Entry, run: Path, overrides: Sequence[object] = ()) -> Asked:
+    """Take a run's configuration in place of the file's; what differs is said."""
+    if overrides:
+        raise ConfigError("--from shows a run as it is: --seed and --set change nothing of it")
+    if entry.by != "trained":
+        raise ConfigError(f"{entry.name} is not made from one run: --from does not apply")
+    folder = RunFolder(run)
+    if not folder.config.exists():
+        raise ConfigError(f"--from {run}: no run here (no config.toml)")
+    held_experiment(folder)
+    raw = {**folder.read_request(), "reproduce": dict(entry.how)}
+    checked(raw, str(folder.config), held_by(folder))
+    return Asked(raw, told(entry, raw), (), comparable(entry, raw))

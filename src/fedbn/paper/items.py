@@ -1,0 +1,228 @@
+"""The items that can be reproduced: experiment files with a table `[reproduce]`.
+
+What an item of the paper is asked for and gives back: a function `(request) -> Outcome`.
+
+The table `[reproduce.options]`: what only one item knows, checked in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments import configuration
+from fedbn.experiments.configuration import read_toml
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One item.
+
+    Attributes:
+        name: The file's name.
+        title: The first line of its header: what it shows.
+        file: The file.
+        raw: What is in it.
+        paper: The paper's settings: the same, or, for a user's changed copy, those of the item of
+            its name; None for an experiment that is not in the paper.
+    """
+
+    name: str
+    title: str
+    file: Path
+    raw: Mapping[str, Any]
+    paper: Mapping[str, Any] | None
+
+    @property
+    def how(self) -> Mapping[str, Any]:
+        """The table `[reproduce]`."""
+        found: Mapping[str, Any] = self.raw["reproduce"]
+        return found
+
+    @property
+    def by(self) -> str:
+        """The module that does it."""
+        return str(self.how.get("by", "trained"))
+
+
+def entries() -> list[Entry]:
+    """Read all items that come with the package."""
+    found = []
+    for name, title in configuration.experiments().items():
+        raw = read_toml(configuration.folder() / f"{name}.toml")
+        if "reproduce" in raw:
+            found.append(Entry(name, title, configuration.folder() / f"{name}.toml", raw, raw))
+    return found
+
+
+def find(name: str) -> list[Entry]:
+    """Find one item by its name or by a file of the user's own, or all of them."""
+    known = entries()
+    if name.endswith(".toml"):
+        return [_own(Path(name), {entry.name: entry.raw for entry in known})]
+    if name == ALL:
+        return known
+    chosen = [entry for entry in known if entry.name == name]
+    if not chosen:
+        raise ConfigError(unknown("item", name, [*(entry.name for entry in known), ALL]))
+    return chosen
+
+
+def _own(file: Path, known: Mapping[str, Mapping[str, Any]]) -> Entry:
+    raw = read_toml(file)
+    if not isinstance(raw.get("reproduce"), Mapping):
+        raise ConfigError(f"{file}: no table [reproduce]; `fedbn run` trains any experiment")
+    return Entry(file.stem, configuration.title(file), file, raw, known.get(file.stem))
+
+
+Scale = Literal["quick", "paper"]
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that an item needs.
+
+    Attributes:
+        name: The item, as `digits-methods`; its tables and figures begin with it.
+        scale: `quick` or `paper`.
+        folder: Where to put figures, and run folders below it; it exists.
+        experiment: The raw configuration after scale and overrides. `experiment["reproduce"]` is
+            the file's `[reproduce]` table, with `options` for what only this item knows.
+        train: Trains a raw configuration, or goes on with it, in a run folder below `folder`, and
+            returns its records; shows progress, may raise `Interrupted`.
+        tell: Says one line to the user.
+        workers: Cores to use, 0 for all.
+        label: What every picture and table must say of scale and data; may be empty.
+        changes: How the settings differ from the paper's, a phrase each.
+        comparable: Whether numbers may stand beside the paper's: an item of it, on its data.
+        source: The run folder that is shown, where one was given; None for what is trained here.
+    """
+
+    name: str
+    scale: Scale
+    folder: Path
+    experiment: Mapping[str, Any]
+    train: Callable[[Mapping[str, Any], Path], Records]
+    tell: Callable[[str], None]
+    workers: int = 0
+    label: str = ""
+    changes: tuple[str, ...] = ()
+    comparable: bool = True
+    source: Path | None = None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What only this item knows: the table `[reproduce.options]`."""
+        found: Mapping[str, Any] = self.experiment.get("reproduce", {}).get("options", {})
+        return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Ours and, where it may be compared, the paper's: mean and standard deviation over seeds.
+
+    Examples:
+        >>> Cell(70.5, 0.4, 71.04, 0.31).within
+        True
+    """
+
+    ours: float
+    std: float | None = None
+    paper: float | None = None
+    paper_std: float | None = None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.paper is None else self.ours - self.paper
+
+    @property
+    def within(self) -> bool | None:
+        """Whether ours lies within two of the paper's standard deviations; None without one."""
+        if self.difference is None or self.paper_std is None:
+            return None
+        return abs(self.difference) <= 2 * self.paper_std
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: its label, in as many parts as the table's `head`, and its cells."""
+
+    label: tuple[str, ...]
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of results.
+
+    Attributes:
+        name: The stem of its files, as `digits-methods`.
+        title: One line: what it shows.
+        columns: Names of the cells of a row.
+        rows: Its lines.
+        note: What must be said below it: data, scale, which table of the paper.
+        head: What the parts of a row's label are.
+        digits: Decimals to show.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+    head: tuple[str, ...] = ("method",)
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out: tables (written by the caller), figures (written already) and remarks.
+
+    Attributes:
+        tables: Written as CSV, Markdown and LaTeX.
+        figures: SVG and PNG files below the request's folder.
+        remarks: Sentences for the user: what the numbers say, what must be known of the data.
+    """
+
+    tables: tuple[Table, ...] = field(default=())
+    figures: tuple[Path, ...] = field(default=())
+    remarks: tuple[str, ...] = field(default=())
+
+
+_TABLE = "reproduce.options"
+
+
+def options_of(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], counts: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Fill up what was given with an item's defaults.
+
+    Args:
+        given: What is in the table.
+        defaults: All keys that the item knows.
+        counts: Those that are whole numbers from 1.
+
+    Raises:
+        ConfigError: At an unknown key, or a count that is none.
+    """
+    for key in given:
+        if key not in defaults:
+            legal = [f"{_TABLE}.{name}" for name in defaults]
+            raise ConfigError(unknown("key", f"{_TABLE}.{key}", legal))
+    found = {**defaults, **given}
+    for key in counts:
+        if isinstance(found[key], bool) or not isinstance(found[key], int) or found[key] < 1:
+            raise refused(key, found[key], "legal are whole numbers from 1")
+    return found
+
+
+def refused(key: str, value: Any, why: str) -> ConfigError:
+    """The error for an option's value."""
+    return ConfigError(f"{_TABLE}.{key} = {value!r}: {why}")

@@ -1,0 +1,186 @@
+"""The paper's numbers, from `paper.toml`, found by method, setting and domain.
+
+What was trained: its records, its data, and which of the paper's numbers may stand beside.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.configuration import checked, held_by
+from fedbn.experiments.jobs import named_jobs, settings
+from fedbn.experiments.schema import Experiment, ReproduceSection
+from fedbn.experiments.sources import load_federation
+from fedbn.paper.items import Records, Request
+from fedbn.results.aggregate import Scores, domain_scores
+from fedbn.runs.folder import RunFolder
+
+_FILE = Path(__file__).with_name("paper.toml")
+_PRINTED = re.compile(r"(\d+\.\d+)(?: \((\d+\.\d+)\))?")
+
+
+class Number(NamedTuple):
+    """A printed number, in per cent."""
+
+    mean: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper.
+
+    Attributes:
+        label: Its label in the paper's source.
+        title: What it shows.
+        note: What a reader must know of it; mostly empty.
+        numbers: By method, setting (its parts) and domain.
+    """
+
+    label: str
+    title: str
+    note: str
+    numbers: Mapping[tuple[str, frozenset[str], str], Number]
+
+    def find(self, method: str, domain: str, setting: str = "default") -> Number | None:
+        """Look a number up; the parts of a setting may come in any order.
+
+        Examples:
+            >>> table("digits-batch-epochs").find("fedbn", "svhn", "local_epochs=1,batch_size=10")
+            Number(mean=76.18, std=None)
+        """
+        return self.numbers.get((method, _parts(setting), domain))
+
+
+@cache
+def table(name: str) -> PaperTable:
+    """Read one entry of the file."""
+    found = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    if name not in found:
+        raise ConfigError(f"reproduce.paper: {unknown('table', name, found)}")
+    entry = found[name]
+    return PaperTable(entry["label"], entry["title"], entry.get("note", ""), dict(_numbers(entry)))
+
+
+def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[str, frozenset[str], str], Number]]:
+    for row in entry["rows"]:
+        for column, printed in zip(entry["columns"], row["values"], strict=True):
+            setting = row.get("setting", entry.get("setting", "default"))
+            domain = row.get("domain", column)
+            if "=" in column:
+                setting = column
+            yield (row["method"], _parts(setting), domain), _read(printed)
+
+
+def _read(printed: str) -> Number:
+    match = _PRINTED.fullmatch(printed)
+    assert match, printed
+    return Number(float(match[1]), float(match[2]) if match[2] else None)
+
+
+def _parts(setting: str) -> frozenset[str]:
+    return frozenset(setting.split(","))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A finished training and what may be said of it.
+
+    Attributes:
+        experiment: The configuration that was trained.
+        how: How it is shown.
+        records: Its records, of finished jobs only.
+        scores: Final accuracy by method and setting, domain and seed.
+        epochs: Local epochs a round, by setting.
+        papers: The paper's tables to compare with; none where the data is another.
+        stand_ins: Domains without comparison, because their data stands in for the original.
+        data_remarks: What must be said of the data.
+        remarks: What must be said of the training.
+    """
+
+    experiment: Experiment
+    how: ReproduceSection
+    records: Records
+    scores: Scores
+    epochs: Mapping[str, int]
+    papers: tuple[PaperTable, ...]
+    stand_ins: tuple[str, ...]
+    data_remarks: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def paper(self, method: str, setting: str, domain: str) -> Number | None:
+        """The paper's number, where ours may be compared with it."""
+        if domain in self.stand_ins:
+            return None
+        found = (paper.find(method, domain, setting) for paper in self.papers)
+        return next((number for number in found if number is not None), None)
+
+
+def studied(request: Request, records: Records) -> Study:
+    """Put together what a request's training gave."""
+    held = held_by(RunFolder(request.source)) if request.source else None
+    experiment = checked(request.experiment, request.name, held)
+    assert experiment.reproduce is not None
+    done, unfinished = _finished(experiment, records)
+    facts = _data_facts(request.source or request.folder / "run", experiment)
+    papers = tuple(table(name) for name in experiment.reproduce.paper)
+    stand_ins = tuple(facts["stand_ins"])
+    said = [*facts["remarks"]]
+    if papers and not request.comparable:
+        said.append("not the paper's data: no comparison with its numbers")
+    return Study(
+        experiment=experiment,
+        how=experiment.reproduce,
+        records=done,
+        scores=domain_scores(done, experiment.evaluation.report),
+        epochs={s.name: _epochs(s.experiment) for s in settings(experiment)},
+        papers=papers if request.comparable else (),
+        stand_ins=stand_ins,
+        data_remarks=tuple(dict.fromkeys(said)),
+        remarks=unfinished,
+    )
+
+
+def _epochs(experiment: Experiment) -> int:
+    return 1 if experiment.training.local_steps else experiment.training.local_epochs
+
+
+def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[str, ...]]:
+    """Leave out jobs that have not ended, and name them."""
+    last: dict[tuple[str, str, int], int] = defaultdict(int)
+    for record in records:
+        key = (record["method"], record["setting"], record["seed"])
+        last[key] = max(last[key], record["round"])
+    short = {
+        key: (last[key], setting.experiment.training.total_rounds)
+        for key, (_, setting) in named_jobs(experiment).items()
+        if last[key] < setting.experiment.training.total_rounds
+    }
+    done = [r for r in records if (r["method"], r["setting"], r["seed"]) not in short]
+    if not done:
+        raise ConfigError("no method, seed and setting of this run has ended yet: nothing to show")
+    return done, tuple(
+        f"left out, not finished: {method} {setting} seed {seed}, round {now} of {rounds}"
+        for (method, setting, seed), (now, rounds) in short.items()
+    )
+
+
+def _data_facts(run: Path, experiment: Experiment) -> dict[str, list[str]]:
+    """What the run remembers of its data; where it remembers nothing, ask the data itself."""
+    recorded = RunFolder(run).read_environment().get("inputs")
+    parts: Sequence[Mapping[str, Any]] = list(recorded.values()) if recorded else []
+    if not parts or any("stand_ins" not in part for part in parts):
+        federation = load_federation(settings(experiment)[0].experiment.data)
+        parts = [{"remarks": federation.remarks, "stand_ins": federation.stand_ins}]
+    return {
+        name: list(dict.fromkeys(each for part in parts for each in part[name]))
+        for name in ("remarks", "stand_ins")
+    }

@@ -1,0 +1,229 @@
+"""Tables as CSV, Markdown and LaTeX (booktabs).
+
+One item from its configuration to a folder of tables, figures and what must be known of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedbn import text
+from fedbn._version import __version__
+from fedbn.errors import ConfigError, unknown
+from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
+from fedbn.runs.folder import explained, to_json, write_atomically
+from fedbn.text import harmless
+
+PAPER, DIFFERENCE = "paper", "ours − paper"
+_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"−": "$-$", "±": r"$\pm$", "✓": r"$\ast$"})
+_NOTE = "✓: within two of the paper's standard deviations."
+
+
+def lines(table: Table) -> Iterator[list[str]]:
+    """Give the lines of a table: ours and, where there is one, the paper's and the difference."""
+    for row in table.rows:
+        yield [*row.label, *(_ours(cell, table.digits) for cell in row.cells)]
+        if any(cell and cell.paper is not None for cell in row.cells):
+            blank = [""] * (len(row.label) - 1)
+            yield [*blank, PAPER, *(_paper(cell, table.digits) for cell in row.cells)]
+            yield [*blank, DIFFERENCE, *(_difference(cell, table.digits) for cell in row.cells)]
+
+
+def notes(table: Table) -> str:
+    """What stands below a table."""
+    judged = any(c and c.within is not None for row in table.rows for c in row.cells)
+    return " ".join(part for part in (table.note, _NOTE if judged else "") if part)
+
+
+def to_markdown(table: Table) -> str:
+    """Write a table for a page or an issue."""
+    drawn = text.table([*table.head, *table.columns], lines(table))
+    return f"**{table.title}**\n\n{drawn}\n\n{text.harmless(notes(table))}\n"
+
+
+def to_latex(table: Table) -> str:
+    """Write a table for a paper; needs the package booktabs."""
+    head = " & ".join(_tex(part) for part in (*table.head, *table.columns))
+    body = "\n".join(f"{' & '.join(map(_tex, line))} \\\\" for line in lines(table))
+    shape = "l" * len(table.head) + "c" * len(table.columns)
+    return (
+        f"\\begin{{table}}[t]\n\\centering\n\\begin{{tabular}}{{{shape}}}\n\\toprule\n"
+        f"{head} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+        f"\\caption{{{_tex(table.title)}. {_tex(notes(table))}}}\n"
+        f"\\label{{tab:{table.name}}}\n\\end{{table}}\n"
+    )
+
+
+def to_csv(table: Table) -> str:
+    """Write one line a cell, with all that is known of it, for a program."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*table.head, "column", "ours", "std", "paper", "paper_std", "difference",
+                     "within_two_std"])  # fmt: skip
+    for row in table.rows:
+        writer.writerows(_csv_lines(row, table))
+    return text.getvalue()
+
+
+def _csv_lines(row: Row, table: Table) -> Iterator[list[object]]:
+    for column, cell in zip(table.columns, row.cells, strict=True):
+        if cell is not None:
+            numbers = (cell.ours, cell.std, cell.paper, cell.paper_std, cell.difference)
+            shown = ["" if value is None else f"{value:.6g}" for value in numbers]
+            within = "" if cell.within is None else str(cell.within).lower()
+            yield [*map(_safe, row.label), _safe(column), *shown, within]
+
+
+def _safe(text: str) -> str:
+    """Keep a spreadsheet from reading a name as a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _ours(cell: Cell | None, digits: int) -> str:
+    return "–" if cell is None else _number(cell.ours, cell.std, digits)
+
+
+def _paper(cell: Cell | None, digits: int) -> str:
+    if cell is None or cell.paper is None:
+        return "–"
+    return _number(cell.paper, cell.paper_std, digits)
+
+
+def _difference(cell: Cell | None, digits: int) -> str:
+    if cell is None or cell.difference is None:
+        return "–"
+    return f"{cell.difference:+.{digits}f}".replace("-", "−") + (" ✓" if cell.within else "")
+
+
+def _number(mean: float, std: float | None, digits: int) -> str:
+    shown = f"{mean:.{digits}f}" + ("" if std is None else f" ({std:.{digits}f})")
+    return shown.replace("-", "−")
+
+
+def _tex(text: str) -> str:
+    return text.replace("\\", "/").translate(_TEX)
+
+
+RESULT, TIME, README = "result.json", "seconds.json", "README.md"
+
+
+ITEMS = {
+    "data_view": "fedbn.paper.small_items",
+    "synthetic": "fedbn.paper.small_items",
+    "toy_surface": "fedbn.paper.toy_surface",
+    "trained": "fedbn.paper.trained_items",
+    "unseen_domain": "fedbn.paper.unseen_domain",
+}
+"""The items that `reproduce.by` can name, each a function of its module."""
+
+
+def produce(entry: Entry, request: Request, command: str) -> Outcome:
+    """Reproduce an item and write its folder.
+
+    An interrupted item leaves its run folders, from which the same command goes on, and the
+    seconds spent so far.
+    """
+    made = [path for path in (request.folder, *request.folder.parents) if not path.exists()]
+    with explained(request.folder, ConfigError):
+        request.folder.mkdir(parents=True, exist_ok=True)
+    begun, finished = time.monotonic(), (request.folder / RESULT).exists()
+    before = _seconds(request.folder)
+    outcome: Outcome | None = None
+    try:
+        with explained(request.folder):
+            outcome = _item(entry)(request)
+    finally:
+        spent = before if finished else before + time.monotonic() - begun
+        if outcome or any(request.folder.iterdir()):
+            write_atomically(request.folder / TIME, to_json({"seconds": round(spent, 1)}))
+        else:
+            _remove(made)
+    _write_tables(request, outcome)
+    facts = _facts(entry, request, outcome, command, spent)
+    write_atomically(request.folder / README, _readme(entry, facts, outcome).encode())
+    write_atomically(request.folder / RESULT, to_json(facts))
+    return outcome
+
+
+def _remove(made: list[Path]) -> None:
+    """Leave nothing of an item that failed before it wrote anything."""
+    with suppress(OSError):
+        for path in made:
+            path.rmdir()
+
+
+def _item(entry: Entry) -> Callable[[Request], Outcome]:
+    if entry.by not in ITEMS:
+        raise ConfigError(f"{entry.file}: reproduce.by: {unknown('item', entry.by, ITEMS)}")
+    found: Callable[[Request], Outcome] = getattr(
+        importlib.import_module(ITEMS[entry.by]), entry.by
+    )
+    return found
+
+
+def _write_tables(request: Request, outcome: Outcome) -> None:
+    for table in outcome.tables:
+        for suffix, content in (
+            ("csv", to_csv(table)),
+            ("md", to_markdown(table)),
+            ("tex", to_latex(table)),
+        ):
+            write_atomically(request.folder / f"{table.name}.{suffix}", content.encode())
+
+
+def _facts(
+    entry: Entry, request: Request, outcome: Outcome, command: str, seconds: float
+) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "place": entry.how.get("place", ""),
+        "scale": request.scale,
+        "command": command,
+        "run": None if request.source is None else str(request.source),
+        "settings": json.loads(json.dumps(_without_how(request.experiment))),
+        "changes": list(request.changes),
+        "remarks": list(outcome.remarks),
+        "seconds": round(seconds, 1),
+        "versions": {"fedbn": __version__, "python": platform.python_version()},
+        "tables": [asdict(table) for table in outcome.tables],
+        "figures": [figure.name for figure in outcome.figures],
+    }
+
+
+def _without_how(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in raw.items() if key not in ("reproduce", "quick")}
+
+
+def _readme(entry: Entry, facts: Mapping[str, Any], outcome: Outcome) -> str:
+    """A page that a person reads first."""
+    changes = "; ".join(facts["changes"]) or "none"
+    parts = [
+        f"# {entry.name}",
+        harmless(entry.title),
+        f"In the paper: {harmless(facts['place'])}.",
+        f"```bash\n{facts['command']}\n```",
+        f"- scale: {facts['scale']}; seconds: {facts['seconds']:.0f}\n"
+        f"- changes against the paper's settings: {harmless(changes)}",
+        *(f"- {harmless(remark)}" for remark in outcome.remarks),
+        *(to_markdown(table) for table in outcome.tables),
+        *(f"![{f.stem}]({f.name})" for f in outcome.figures if f.suffix == ".png"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _seconds(folder: Path) -> float:
+    try:
+        return float(json.loads((folder / TIME).read_bytes())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0

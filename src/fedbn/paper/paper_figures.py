@@ -1,0 +1,349 @@
+"""Final accuracy against a swept value: local epochs, share of the data, clients a domain.
+
+Grouped bars: one group a domain, one bar a method, with standard deviations (figure 5).
+
+Two methods' training losses step by step, and how much lower one is than the other.
+
+The figure of the theory: spectra, bounds and measured curves, from a study's plain dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from fedbn.results.aggregate import spread
+from fedbn.results.figures import (
+    COLUMN,
+    DOMAINS,
+    NAMES,
+    PAGE,
+    hatches,
+    legend,
+    looks,
+    panels,
+    plain,
+    saved,
+    styled,
+    titled,
+)
+
+Values = Mapping[str, Mapping[str, list[float]]]
+"""Of a method, at a value of the axis: the accuracy of each seed."""
+
+
+def draw_against(
+    lines: Mapping[str, Values], stem: Path, xlabel: str, label: str = ""
+) -> tuple[Path, Path]:
+    """Draw one panel a domain, one line a method, the values of the axis at equal distances.
+
+    Args:
+        lines: By panel, by method, by value of the axis.
+        stem: The file without its suffix.
+        xlabel: What varies.
+        label: What must be said of scale and data.
+    """
+    methods = list(dict.fromkeys(method for panel in lines.values() for method in panel))
+    with styled():
+        figure, axes = panels(len(lines), xlabel, "test accuracy (%)")
+        known = looks(methods)
+        for axis, (name, panel) in zip(axes, lines.items(), strict=True):
+            titled(axis, name)
+            ticks = list(dict.fromkeys(value for line in panel.values() for value in line))
+            axis.set_xticks(range(len(ticks)), [plain(tick) for tick in ticks])
+            for method, line in panel.items():
+                axis.errorbar(
+                    [ticks.index(value) for value in line],
+                    [sum(seeds) / len(seeds) for seeds in line.values()],
+                    [spread(seeds) for seeds in line.values()],
+                    markersize=4,
+                    capsize=2,
+                    elinewidth=0.8,
+                    **known[method],
+                )
+        legend(figure, known)
+        return saved(figure, stem, label)
+
+
+_GROUP = 0.84
+
+
+def draw_bars(
+    values: Mapping[str, Mapping[str, list[float]]],
+    stem: Path,
+    label: str = "",
+    paper: Mapping[str, Mapping[str, float]] | None = None,
+) -> tuple[Path, Path]:
+    """Draw the bars; the paper's numbers, where they may be compared, as short black lines.
+
+    Args:
+        values: Of a method, of a domain: the accuracy of each seed.
+        stem: The file without its suffix.
+        label: What must be said of scale and data.
+        paper: The paper's means, by method and domain.
+    """
+    domains = list(dict.fromkeys(domain for own in values.values() for domain in own))
+    known, hatched = looks(list(values)), hatches(list(values))
+    width = _GROUP / len(values)
+    with styled():
+        wide = PAGE if len(domains) * len(values) > 12 else COLUMN
+        figure, axis = plt.subplots(figsize=(wide, 2.5))
+        axis.grid(axis="x", visible=False)
+        lowest, highest = 100.0, 0.0
+        for number, (method, own) in enumerate(values.items()):
+            shift = (number - (len(values) - 1) / 2) * width
+            for domain, seeds in own.items():
+                x, mean = domains.index(domain) + shift, sum(seeds) / len(seeds)
+                lowest = min(lowest, mean - spread(seeds))
+                highest = max(highest, mean + spread(seeds))
+                axis.bar(
+                    x,
+                    mean,
+                    width,
+                    yerr=spread(seeds) or None,
+                    color=known[method]["color"],
+                    hatch=hatched[method],
+                    edgecolor="white",
+                    linewidth=0.4,
+                    error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": _error_colour(method)},
+                )
+                theirs = (paper or {}).get(method, {}).get(domain)
+                if theirs is not None:
+                    lowest, highest = min(lowest, theirs), max(highest, theirs)
+                    axis.hlines(theirs, x - 0.4 * width, x + 0.4 * width, color="black", lw=1.6)
+        axis.set_xticks(range(len(domains)), [plain(DOMAINS.get(d, d)) for d in domains])
+        axis.set_ylim(max(0, 10 * ((lowest - 5) // 10)), min(100, 10 * (highest // 10 + 1)))
+        axis.set_ylabel("test accuracy (%)")
+        handles: list[Patch | Line2D] = [
+            Patch(
+                facecolor=known[m]["color"],
+                hatch=hatched[m],
+                edgecolor="white",
+                label=plain(NAMES.get(m, m)),
+            )
+            for m in values
+        ]
+        if paper:
+            handles.append(Line2D([], [], color="black", lw=1.6, label="paper"))
+        figure.legend(handles=handles, loc="outside upper center", ncols=5)
+        return saved(figure, stem, label)
+
+
+def _error_colour(method: str) -> str:
+    """Black shows on every bar but Centralized's."""
+    return "0.6" if method == "centralized" else "black"
+
+
+Runs = Sequence[Sequence[float]]
+"""Losses step by step, of one seed each."""
+_MARKS = 6
+
+
+def draw_race(
+    panels: Mapping[str, Mapping[str, Runs]], stem: Path, label: str = ""
+) -> tuple[Path, Path]:
+    """Draw a column a setting: losses on a log scale above, how much lower the second's is below.
+
+    Args:
+        panels: By setting, by method; the first method is the one to compare with.
+        stem: The files without their suffix.
+        label: What must be said of scale and data.
+
+    Returns:
+        The SVG and the PNG.
+    """
+    known = looks(list(dict.fromkeys(m for panel in panels.values() for m in panel)))
+    with styled():
+        figure, grid = plt.subplots(
+            2, len(panels), figsize=(PAGE, 3.6), squeeze=False, sharex=True, height_ratios=[1.5, 1]
+        )
+        for (name, panel), (above, below) in zip(panels.items(), grid.T, strict=True):
+            titled(above, name)
+            _draw_losses(above, panel, known)
+            _draw_gain(below, panel, known)
+            below.sharey(grid[1, 0])
+            below.label_outer()
+        grid[0, 0].set_ylabel("training loss")
+        legend(figure, known)
+        return saved(figure, stem, label)
+
+
+def _draw_losses(axes: Axes, panel: Mapping[str, Runs], known: Mapping[str, Any]) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    for method, runs in panel.items():
+        _band(axes, np.asarray(runs), known[method])
+
+
+def _draw_gain(axes: Axes, panel: Mapping[str, Runs], known: Mapping[str, Any]) -> None:
+    first, second = list(panel)[:2]
+    gain = 100 * (1 - np.asarray(panel[second]) / np.asarray(panel[first]))
+    axes.axhline(0.0, color=known[first]["color"], linewidth=0.8)
+    _band(axes, gain, known[second])
+    axes.set_xlabel("step")
+    axes.set_ylabel(f"{NAMES.get(second, second)} lower by (%)")
+
+
+def _band(axes: Axes, runs: NDArray[np.float64], look: Mapping[str, Any]) -> None:
+    """Draw the mean over seeds and, shaded, all that lies between the least and the largest."""
+    steps = np.arange(1, runs.shape[1] + 1)
+    every = max(1, runs.shape[1] // _MARKS)
+    axes.plot(steps, runs.mean(axis=0), markersize=3, markevery=every, **look)
+    axes.fill_between(
+        steps, runs.min(axis=0), runs.max(axis=0), color=look["color"], alpha=0.18, lw=0
+    )
+
+
+_THEORY_NAMES = {"fedavg": "FedAvg", "fedbn": "FedBN"}
+COLOURS = {"fedavg": "#0072B2", "fedbn": "#D55E00"}
+"""Okabe and Ito's blue and vermilion, apart for every common colour blindness and in grey."""
+MARKERS = {"fedavg": "o", "fedbn": "s"}
+PRINTED, START, ROUNDS = (0, (4, 2)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5))
+"""Line styles: the bound with G∞, the bound with what G(0) tends to, and training in rounds."""
+
+
+STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 8,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedbn",
+}
+
+
+FLOOR = 0.1
+"""The bottom of the error axis, relative to the smallest measured error."""
+
+
+def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Draw a study (`Study.to_dict()`) as `theory.svg` and `theory.png`, one column wide.
+
+    Args:
+        study: The plain dict of a study.
+        folder: Where the two files go; made where it is missing.
+
+    Returns:
+        The SVG's path and the PNG's.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(3.4, 5.6), layout="constrained")
+        spectra, curves = figure.subplots(2, 1, height_ratios=[1, 1.35])
+        _draw_spectra(spectra, study)
+        _draw_curves(curves, study)
+        folder.mkdir(parents=True, exist_ok=True)
+        svg, png = folder / "theory.svg", folder / "theory.png"
+        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(png, dpi=300)
+    return svg, png
+
+
+def _draw_spectra(axes: Axes, study: Mapping[str, Any]) -> None:
+    for name in COLOURS:
+        for kind in ("printed", "start"):
+            values = study[name][kind]["spectrum"]
+            axes.plot(range(1, len(values) + 1), values, **_points(name, kind == "printed"))
+    axes.set(yscale="log", xlabel="index, smallest first", ylabel="eigenvalue")
+    axes.set_title("a  Spectra of the Gram matrices")
+    _legend_below(axes, _spectrum_keys(), drop=0.28)
+
+
+def _spectrum_keys() -> list[Line2D]:
+    labels = {
+        ("fedavg", True): r"FedAvg $G^\infty$",
+        ("fedavg", False): r"FedAvg $G(0),\ m\to\infty$",
+        ("fedbn", True): r"FedBN $G^{*\infty}$",
+        ("fedbn", False): r"FedBN $G^*(0),\ m\to\infty$",
+    }
+    return [Line2D([], [], label=text, **_points(*key)) for key, text in labels.items()]
+
+
+def _points(name: str, filled: bool) -> dict[str, Any]:
+    return {
+        "color": COLOURS[name],
+        "linewidth": 0.6,
+        "marker": MARKERS[name],
+        "markersize": 2.6,
+        "markerfacecolor": COLOURS[name] if filled else "white",
+        "markeredgewidth": 0.7,
+    }
+
+
+def _draw_curves(axes: Axes, study: Mapping[str, Any]) -> None:
+    for name, colour in COLOURS.items():
+        branch = study[name]
+        axes.plot(branch["measured"], color=colour)
+        axes.plot(branch["printed"]["curve"], color=colour, linestyle=PRINTED, linewidth=0.9)
+        axes.plot(branch["start"]["curve"], color=colour, linestyle=START, linewidth=1.1)
+        _mark_violation(axes, branch, name)
+    # FedAvg's rounds are joint descent, so only FedBN has a line of its own.
+    rounds = study["fedbn"]["rounds"]
+    axes.plot(rounds, color=COLOURS["fedbn"], linestyle=ROUNDS, linewidth=0.9)
+    measured = [*study["fedavg"]["measured"], *study["fedbn"]["measured"], *rounds]
+    axes.set(yscale="log", xlabel="step t", ylabel=r"$\|f(t)-y\|^2$", xlim=(0, len(rounds) - 1))
+    axes.set_ylim(max(min(measured), 1e-300) * FLOOR, max(measured) * 4)
+    axes.set_title("b  Measured error and its bounds")
+    _legend_below(axes, _curve_keys(), drop=0.2)
+
+
+def _legend_below(axes: Axes, keys: list[Line2D], *, drop: float) -> None:
+    axes.legend(
+        handles=keys,
+        ncols=2,
+        loc="upper center",
+        bbox_to_anchor=(0.45, -drop),
+        borderaxespad=0.0,
+        columnspacing=1.2,
+        handlelength=2.6,
+    )
+
+
+def _mark_violation(axes: Axes, branch: Mapping[str, Any], name: str) -> None:
+    t = branch["printed"]["violation"]
+    if t is not None:
+        edge: dict[str, Any] = {"color": COLOURS[name], "markeredgecolor": "black"}
+        axes.plot([t], [branch["measured"][t]], MARKERS[name], markersize=4.5, **edge)
+
+
+def _curve_keys() -> list[Line2D]:
+    kinds: dict[str, Any] = {
+        "measured, joint descent": "-",
+        "in rounds (FedAvg: as joint)": ROUNDS,
+        r"bound with $G^\infty$": PRINTED,
+        r"bound with $G(0),\ m\to\infty$": START,
+    }
+    broken: dict[str, Any] = {"marker": "o", "markersize": 4, "markerfacecolor": "white"}
+    return [
+        *(Line2D([], [], color=c, linewidth=3, label=_THEORY_NAMES[n]) for n, c in COLOURS.items()),
+        *(Line2D([], [], color="#444444", linestyle=s, label=text) for text, s in kinds.items()),
+        Line2D(
+            [],
+            [],
+            color="none",
+            label=r"where $G^\infty$'s bound breaks",
+            markeredgecolor="k",
+            **broken,
+        ),
+    ]

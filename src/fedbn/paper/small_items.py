@@ -1,0 +1,180 @@
+"""The synthetic experiment of the appendix: is FedBN faster than FedAvg, and by how much?
+
+The paper shows one figure of training losses and states no numbers, so ours are what can be
+counted: the loss at the end, FedBN's divided by FedAvg's of the same seed, and the step at which
+FedBN has come as far as FedAvg comes in all.
+
+The domains at a glance: examples, histograms, and how far domains are apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedbn.data.survey import survey
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.schema import DataSection
+from fedbn.experiments.sources import load_federation
+from fedbn.paper import trained_items
+from fedbn.paper.items import Cell, Outcome, Records, Request, Row, Table, options_of, refused
+from fedbn.paper.numbers import studied
+from fedbn.paper.paper_figures import draw_race
+from fedbn.paper.trained_items import item_label
+from fedbn.results.data_figure import draw_data
+
+BASE, BETTER = "fedavg", "fedbn"
+Losses = dict[str, dict[str, dict[int, list[float]]]]
+"""By setting, method and seed: the training loss of every step, the mean over clients."""
+_OPEN = "the paper has lr 1e-05 and leaves open the loss, a mean or a sum, and the output's start"
+_SAME = 0.01
+"""A loss that is smaller by less than this part is called the same."""
+
+
+def synthetic(request: Request) -> Outcome:
+    """Train, tabulate and draw."""
+    raw = {key: value for key, value in request.experiment.items() if key != "reproduce"}
+    study = studied(request, request.train(raw, Path("run")))
+    request = replace(request, label=f"{item_label(request, study)}; {_OPEN}")
+    losses = losses_by_step(study.records)
+    for setting, methods in losses.items():
+        if not {BASE, BETTER} <= methods.keys():
+            raise ConfigError(f"{request.name}: {setting} lacks {BASE} or {BETTER}; it needs both")
+    accuracy = next(trained_items.tables_of(request, study))
+    panels = {
+        _shown(setting): {m: list(methods[m].values()) for m in (BASE, BETTER)}
+        for setting, methods in losses.items()
+    }
+    figures = draw_race(panels, request.folder / f"{request.name}-loss", request.label)
+    remarks = tuple(_remark(setting, methods) for setting, methods in losses.items())
+    return Outcome((_table(request, losses), accuracy), figures, (*remarks, *study.remarks))
+
+
+def losses_by_step(records: Records) -> Losses:
+    """Collect the training losses; a step's is the mean over clients."""
+    found: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for r in records:
+        if r["metric"] == "training_loss" and r["value"] is not None:
+            found[r["setting"], r["method"], r["seed"]][r["round"]].append(r["value"])
+    losses: Losses = {}
+    for (setting, method, seed), steps in found.items():
+        line = [statistics.fmean(steps[step]) for step in sorted(steps)]
+        losses.setdefault(setting, {}).setdefault(method, {})[seed] = line
+    return losses
+
+
+def caught_up(ours: Sequence[float], base: Sequence[float]) -> int | None:
+    """The step, from 1, at which ours is as low as the other's last; None if it never is.
+
+    Examples:
+        >>> caught_up([4.0, 2.0, 1.0, 0.5], [4.0, 3.0, 2.5, 2.0])
+        2
+    """
+    return next((step for step, loss in enumerate(ours, 1) if loss <= base[-1]), None)
+
+
+def _table(request: Request, losses: Losses) -> Table:
+    rows = [
+        Row((_shown(setting), method), tuple(_cells(methods, method)))
+        for setting, methods in losses.items()
+        for method in (BASE, BETTER)
+    ]
+    columns = ("loss, step 1", "loss, last step", "by FedAvg's", "as low as FedAvg's last at")
+    note = f"Mean over seeds (standard deviation). The paper states no numbers. {request.label}."
+    title = f"{request.name}: training loss, the mean over both clients"
+    return Table(
+        f"{request.name}-loss", title, columns, tuple(rows), note, ("setting", "method"), 4
+    )
+
+
+def _cells(methods: Mapping[str, Mapping[int, list[float]]], method: str) -> Iterator[Cell | None]:
+    own, base = methods[method], methods[BASE]
+    yield _cell([line[0] for line in own.values()])
+    yield _cell([line[-1] for line in own.values()])
+    if method == BASE:
+        yield from (None, None)
+        return
+    yield _cell([own[seed][-1] / base[seed][-1] for seed in own if seed in base])
+    steps = [caught_up(own[seed], base[seed]) for seed in own if seed in base]
+    yield _cell([step for step in steps if step is not None])
+
+
+def _cell(values: Sequence[float]) -> Cell | None:
+    if not values:
+        return None
+    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def _remark(setting: str, methods: Mapping[str, Mapping[int, list[float]]]) -> str:
+    """Say in a sentence how FedBN compares, from the numbers."""
+    own, base = methods[BETTER], methods[BASE]
+    ratios = [own[seed][-1] / base[seed][-1] for seed in own if seed in base]
+    lower, mean = sum(ratio < 1 for ratio in ratios), statistics.fmean(ratios)
+    start, end = (statistics.fmean(line[i] for line in base.values()) for i in (0, -1))
+    size = "no faster to the eye" if abs(1 - mean) < _SAME else f"{100 * (1 - mean):.0f} % lower"
+    return (
+        f"{_shown(setting)}: FedAvg's loss goes from {start:.3g} to {end:.3g}; FedBN's last is "
+        f"{mean:.4f} of it ({size}), lower with {lower} of {len(ratios)} seeds"
+    )
+
+
+def _shown(setting: str) -> str:
+    return setting.replace("=", " ").replace(",", ", ")
+
+
+DEFAULTS: dict[str, Any] = {"samples": 100, "examples": 10, "also": []}
+
+
+def data_view(request: Request) -> Outcome:
+    """Draw every data set that is asked for, and tabulate the domains' distances."""
+    options = _options(request.options)
+    sections = [
+        checked(request.experiment).data,
+        *(DataSection(name=name) for name in options["also"]),
+    ]
+    # Without changes, quick is no other than the paper's scale.
+    said = [request.label] if request.changes else []
+    tables, figures, remarks = [], [], []
+    for federation in [load_federation(section) for section in sections]:
+        found = survey(federation, options["samples"], options["examples"])
+        remarks += found["remarks"]
+        shown = {**found, "remarks": [*found["remarks"], *said]}
+        stem = f"{request.name}-{found['name']}"
+        figures += [draw_data(shown, request.folder / f"{stem}.{end}") for end in ("svg", "png")]
+        if len(found["clients"]) > 1:
+            tables.append(_view_table(stem, shown))
+    return Outcome(tuple(tables), tuple(figures), tuple(dict.fromkeys(remarks)))
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = options_of(given, DEFAULTS, counts=("samples", "examples"))
+    also = found["also"]
+    if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
+        raise refused("also", also, "legal is a list of data sets' names")
+    return found
+
+
+def _view_table(name: str, found: Mapping[str, Any]) -> Table:
+    rows = [
+        Row((client,), tuple(Cell(value) for value in line))
+        for client, line in zip(found["clients"], found["distances"], strict=True)
+    ]
+    note = (
+        "0: alike; 1: as far apart as samples are from the mean of all. The diagonal compares two "
+        "halves of one client, which is what chance gives."
+    )
+    return Table(
+        f"{name}-distances",
+        f"{found['name']}: Fréchet distance of the clients' training samples",
+        tuple(found["clients"]),
+        tuple(rows),
+        " ".join([note, *(f"{remark}." for remark in found["remarks"])]),
+        ("client",),
+    )

@@ -1,0 +1,321 @@
+"""What a study found, as plain frozen values that turn into JSON.
+
+One call that computes the paper's theory on one set of clients and trains both networks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedbn.errors import ConfigError
+from fedbn.paper.theory.convergence import (
+    Course,
+    bound,
+    compare,
+    dependence,
+    descend,
+    federated_round,
+    first_violation,
+    required_width,
+)
+from fedbn.paper.theory.kernels import (
+    Evolution,
+    block_diagonal,
+    evolution,
+    gram_fedavg,
+    least_eigenvalue,
+    monte_carlo_gram,
+    spectrum,
+    start_gram,
+    tangent_kernel,
+)
+from fedbn.paper.theory.network import Network, initial_network, personalise, random_clients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedbn.paper.theory.network import Samples
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was studied: the sizes, α, the step η (shared by all runs), δ and the seed."""
+
+    clients: int
+    samples: int
+    dim: int
+    width: int
+    alpha: float
+    eta: float
+    steps: int
+    delta: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A Gram matrix, and Theorem 4.4 (Corollary 4.5 for FedBN) as it would hold with it.
+
+    Attributes:
+        spectrum: Eigenvalues of the matrix, smallest first.
+        mu: The least of them.
+        curve: `(1 − η μ/2)^t ‖f(0) − y‖²`.
+        violation: First t at which joint descent is above the curve; None where it never is.
+        rounds_violation: The same for federated rounds.
+        width: The width asked for, its unknown constant taken as 1.
+        width_met: Whether the width of the study is as large.
+        kernel_holds: Whether `λmin(Λ(t)) ≥ μ/2` at every time looked at.
+    """
+
+    spectrum: tuple[float, ...]
+    mu: float
+    curve: tuple[float, ...]
+    violation: int | None
+    rounds_violation: int | None
+    width: float
+    width_met: bool
+    kernel_holds: bool
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Least eigenvalues along joint descent, and the formulas against autograd.
+
+    Attributes:
+        times: The steps looked at.
+        total: λmin of Λ(t).
+        magnitude: λmin of G(t).
+        direction: λmin of V(t)/α².
+        of_rounds: λmin of what federated rounds follow (N·G* in place of G*).
+        autograd_error: Largest difference between formula and autograd, relative to the largest
+            entry, over V, G and the times.
+    """
+
+    times: tuple[int, ...]
+    total: tuple[float, ...]
+    magnitude: tuple[float, ...]
+    direction: tuple[float, ...]
+    of_rounds: tuple[float, ...]
+    autograd_error: float
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of the two methods.
+
+    Attributes:
+        printed: The bound with G∞ as the paper defines it.
+        start: The bound with G°, what G(0) tends to.
+        measured: `‖f(t) − y‖²` under joint gradient descent.
+        rounds: The same in federated rounds with E = 1.
+        kernels: The evolution matrices along joint descent.
+    """
+
+    printed: Bound
+    start: Bound
+    measured: tuple[float, ...]
+    rounds: tuple[float, ...]
+    kernels: Kernels
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Claims of the paper on these samples.
+
+    Attributes:
+        assumption: No sample is zero or a multiple of another (Assumption 4.1).
+        definite: G∞ and G*∞ are positive definite (Lemma 4.3).
+        corollary: `λmin(G*∞) ≥ λmin(G∞)` (Corollary 4.6).
+        start_corollary: The same for G°.
+        monte_carlo_sigmas: Largest distance of sampled G∞ from the closed form, in standard errors.
+        start_distance: `‖G(0) − G°‖ / ‖G°‖` at the width of the study.
+        ratio: `λmin(G∞) / λmin(G°)`; `alpha_squared_dim` where every `S_i = I`.
+        alpha_squared_dim: `α² d`.
+        crossover_alpha: The α beyond which G(0) has the larger least eigenvalue than V(0)/α².
+        rounds_are_joint: Largest relative difference of FedAvg's rounds from joint descent.
+    """
+
+    assumption: bool
+    definite: bool
+    corollary: bool
+    start_corollary: bool
+    monte_carlo_sigmas: float
+    start_distance: float
+    ratio: float
+    alpha_squared_dim: float
+    crossover_alpha: float
+    rounds_are_joint: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything one call of `study` computed."""
+
+    setting: Setting
+    fedavg: Branch
+    fedbn: Branch
+    checks: Checks
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers; a number that is not finite becomes None."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+    def to_json(self) -> str:
+        """The same as a JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """One method's two trainings and its kernels at a few times of the joint one."""
+
+    joint: Course
+    rounds: Course
+    kernels: dict[int, Evolution]
+    autograd: dict[int, Evolution]
+    boost: int
+
+
+def study(
+    samples: Samples | None = None,
+    *,
+    width: int = 1024,
+    alpha: float = 4.0,
+    steps: int = 200,
+    step: float = 1.0,
+    delta: float = 0.1,
+    draws: int = 100_000,
+    seed: int = 0,
+) -> Study:
+    """Gram matrices, bounds, kernels and measured curves of FedAvg and FedBN, from one seed.
+
+    All four trainings (two methods, joint and in rounds) start from the same network and use the
+    same `η = step / max λmax(Λ(0))`, the maximum over what they follow.
+
+    Args:
+        samples: The clients' data; `random_clients(seed=seed)` where left out.
+        width: m, the number of neurons.
+        alpha: α, the deviation of the first layer at the start; the theorem wants it above 1.
+        steps: Steps of joint descent, and rounds.
+        step: η relative to the longest step that the kernel at t = 0 allows without overshooting.
+        delta: The probability with which the theorem may fail.
+        draws: Samples of v for the Monte Carlo estimate of G∞.
+        seed: Decides the clients (where not given), the network and the draws.
+
+    Examples:
+        >>> tiny = random_clients(clients=2, per_client=4, dim=3)
+        >>> found = study(tiny, width=64, steps=5, draws=1000)
+        >>> found.checks.corollary, len(found.fedbn.measured)
+        (True, 6)
+    """
+    if not step > 0 or steps < 1:
+        raise ConfigError(f"step={step}, steps={steps}: want step above 0 and at least 1 step")
+    data = random_clients(seed=seed) if samples is None else samples
+    shared = initial_network(data.x.shape[1], width=width, alpha=alpha, seed=seed)
+    local = personalise(shared, data.clients)
+    first, first_star = evolution(shared, data, alpha), evolution(local, data, alpha)
+    followed = (first.total, first_star.total, first_star.of_rounds(data.clients))
+    eta = step / max(float(spectrum(kernel)[-1]) for kernel in followed)
+    setting = Setting(
+        data.clients, data.x.shape[0], data.x.shape[1], width, alpha, eta, steps, delta, seed
+    )
+    grams = gram_fedavg(data.x, alpha), start_gram(data)
+    stars = tuple(block_diagonal(gram, data.client) for gram in grams)
+    runs = _train(shared, data, setting), _train(local, data, setting)
+    return Study(
+        setting=setting,
+        fedavg=_branch(setting, grams[0], grams[1], runs[0]),
+        fedbn=_branch(setting, stars[0], stars[1], runs[1]),
+        checks=_checks(data, setting, grams, runs[0], draws),
+    )
+
+
+def _train(network: Network, data: Samples, setting: Setting) -> _Runs:
+    times = sorted({0, *(t for t in (1, 10, 100) if t < setting.steps), setting.steps})
+    eta, steps, alpha = setting.eta, setting.steps, setting.alpha
+    joint = descend(network, data, eta=eta, steps=steps, keep=times)
+    return _Runs(
+        joint=joint,
+        rounds=descend(network, data, eta=eta, steps=steps, step=federated_round),
+        kernels={t: evolution(net, data, alpha) for t, net in joint.kept.items()},
+        autograd={t: tangent_kernel(net, data, alpha) for t, net in joint.kept.items()},
+        boost=data.clients if network.is_local else 1,
+    )
+
+
+def _branch(setting: Setting, printed: Tensor, start: Tensor, runs: _Runs) -> Branch:
+    now = list(runs.kernels.values())
+    kernels = Kernels(
+        times=tuple(runs.kernels),
+        total=tuple(least_eigenvalue(k.total) for k in now),
+        magnitude=tuple(least_eigenvalue(k.g) for k in now),
+        direction=tuple(least_eigenvalue(k.v) / k.alpha**2 for k in now),
+        of_rounds=tuple(least_eigenvalue(k.of_rounds(runs.boost)) for k in now),
+        autograd_error=max(_difference(k, runs.autograd[t]) for t, k in runs.kernels.items()),
+    )
+    return Branch(
+        printed=_bound(setting, printed, runs, min(kernels.total)),
+        start=_bound(setting, start, runs, min(kernels.total)),
+        measured=runs.joint.errors,
+        rounds=runs.rounds.errors,
+        kernels=kernels,
+    )
+
+
+def _bound(setting: Setting, gram: Tensor, runs: _Runs, least: float) -> Bound:
+    values = tuple(spectrum(gram).tolist())
+    measured, rounds, mu = runs.joint.errors, runs.rounds.errors, values[0]
+    curve = bound(measured[0], eta=setting.eta, mu=mu, steps=setting.steps)
+    width = required_width(setting.samples, mu=mu, alpha=setting.alpha, delta=setting.delta)
+    return Bound(
+        spectrum=values,
+        mu=mu,
+        curve=curve,
+        violation=first_violation(measured, curve),
+        rounds_violation=first_violation(rounds, curve),
+        width=width,
+        width_met=setting.width >= width,
+        kernel_holds=least >= mu / 2,
+    )
+
+
+def _checks(
+    data: Samples, setting: Setting, grams: tuple[Tensor, Tensor], runs: _Runs, draws: int
+) -> Checks:
+    printed, start = (compare(gram, data.client) for gram in grams)
+    sampled = monte_carlo_gram(data.x, setting.alpha, draws=draws, seed=setting.seed)
+    zero = runs.kernels[0]
+    pairs = zip(runs.rounds.errors, runs.joint.errors, strict=True)
+    return Checks(
+        assumption=dependence(data.x).assumption_holds,
+        definite=printed.definite and printed.definite_star,
+        corollary=printed.holds,
+        start_corollary=start.holds,
+        monte_carlo_sigmas=float(
+            ((sampled.mean - grams[0]).abs() / sampled.error).nan_to_num().max()
+        ),
+        start_distance=float((zero.g - grams[1]).norm() / grams[1].norm()),
+        ratio=printed.mu / start.mu,
+        alpha_squared_dim=setting.alpha**2 * setting.dim,
+        crossover_alpha=(least_eigenvalue(zero.v) / least_eigenvalue(zero.g)) ** 0.5,
+        rounds_are_joint=max(abs(a - b) / b for a, b in pairs),
+    )
+
+
+def _difference(left: Evolution, right: Evolution) -> float:
+    pairs = ((left.v, right.v), (left.g, right.g))
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)

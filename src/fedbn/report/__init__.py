@@ -1,0 +1,66 @@
+"""A run as one page to hand on: HTML that needs nothing beside itself, or Markdown.
+
+The whole report: chapters of sections, the same for HTML and Markdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedbn.report import model_sections, result_sections
+from fedbn.report.contents import RunContents, Scores, value_of
+from fedbn.report.document import Chapter, Page
+from fedbn.report.result_sections import comparison
+from fedbn.text import counted
+
+
+def page(runs: Sequence[RunContents]) -> Page:
+    """Lay a report out: one chapter a run, and one that compares them where there are several."""
+    found = [Scores(run) for run in runs]
+    names = _names(runs)
+    chapters = [
+        _chapter(s, f"r{i}", n) for i, (s, n) in enumerate(zip(found, names, strict=True), 1)
+    ]
+    if len(runs) == 1:
+        only = chapters[0]
+        return Page(f"{only.title}", only.subtitle, (only,))
+    first = Chapter("all", "Comparison", "", (comparison(names, found),))
+    title = f"{counted(len(runs), 'run')} compared"
+    return Page(title, ", ".join(names[:8]), (first, *chapters))
+
+
+def _chapter(found: Scores, key: str, name: str) -> Chapter:
+    run = found.run
+    sections = (
+        result_sections.results(found),
+        result_sections.learning(found),
+        result_sections.gains(found),
+        result_sections.convergence(found),
+        model_sections.exchange(run),
+        model_sections.statistics(run),
+        model_sections.confusions(run),
+        model_sections.examples(run),
+        model_sections.again(run),
+    )
+    return Chapter(key, name, _subtitle(found), sections, _notes(run))
+
+
+def _notes(run: RunContents) -> tuple[str, ...]:
+    remarks = run.facts.remarks if run.facts else ()
+    return (*run.notes, *remarks)
+
+
+def _subtitle(found: Scores) -> str:
+    config, summary = found.run.config, found.summary
+    data = value_of(config, "data.path") or value_of(config, "data.name") or "data"
+    model = value_of(config, "model.name") or "model"
+    last = max((r["round"] for r in found.run.records), default=0)
+    clients = max(0, len(summary.columns) - 1)
+    parts = [str(data), str(model), counted(clients, "client"), counted(last, "round")]
+    return " · ".join([*parts, counted(len(summary.seeds), "seed")])
+
+
+def _names(runs: Sequence[RunContents]) -> list[str]:
+    """Short names of the folders; whole paths where two would be the same."""
+    short = [run.name or run.path for run in runs]
+    return short if len(set(short)) == len(short) else [run.path for run in runs]

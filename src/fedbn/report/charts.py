@@ -1,0 +1,261 @@
+"""Curves over rounds: one small panel a client, methods side by side.
+
+Bars: what each client gains, and what travels against what stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from fedbn.report.svg import (
+    Scale,
+    drawing,
+    grid,
+    label,
+    linear,
+    numbered,
+    points,
+    tag,
+    ticks,
+    uprights,
+)
+from fedbn.results.aggregate import Curve, Duel, Gain
+from fedbn.text import bytes_said, points_said
+
+if TYPE_CHECKING:
+    from fedbn.report.contents import Exchange
+
+
+_WIDTH, _HEIGHT = 320.0, 214.0
+_BOX = (40.0, 30.0, 310.0, 176.0)  # left, top, right, bottom
+_MOST_POINTS = 150
+_MOST_TIPS = 50
+_DASHES = ("7 3", "2 2.5", "8 3 2 3", "4 4", "12 3", "1 4", "10 2 2 2 2 2")
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: its colour, and its dashes for whoever cannot tell colours apart."""
+
+    colour: str
+    dashes: str | None
+
+    @property
+    def stroke(self) -> dict[str, object]:
+        """The attributes of its line."""
+        thick = 2.4 if self.dashes is None else 1.8
+        return {"stroke": self.colour, "stroke_width": thick, "stroke_dasharray": self.dashes}
+
+
+def looks(labels: Sequence[str], palette: Mapping[str, str]) -> dict[str, Look]:
+    """Give each method its look; FedBN's line is the whole one."""
+    others = [name for name in labels if not _whole(name, labels)]
+    dashes = {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(others)}
+    return {name: Look(palette[name], dashes.get(name)) for name in labels}
+
+
+def _whole(name: str, labels: Sequence[str]) -> bool:
+    return name == next((one for one in labels if one.startswith("fedbn")), labels[0])
+
+
+def sample(look: Look) -> Markup:
+    """A short piece of a method's line, for a legend."""
+    line = tag("line", x1=1, x2=33, y1=6, y2=6, fill="none", **look.stroke)
+    return tag("svg", line, viewBox="0 0 34 12", width=34, height=12, aria_hidden="true")
+
+
+def accuracy_range(curves: Sequence[Curve]) -> tuple[float, float]:
+    """One range for all panels, from ten to ten."""
+    lows = [m - s for c in curves for m, s in zip(c.mean, c.std, strict=True)]
+    highs = [m + s for c in curves for m, s in zip(c.mean, c.std, strict=True)]
+    low, high = max(0.0, min(lows, default=0.0)), min(100.0, max(highs, default=100.0))
+    return 10 * math.floor(low / 10), max(10 * math.ceil(high / 10), 10 * math.floor(low / 10) + 10)
+
+
+def panel(
+    title: str,
+    curves: Sequence[Curve],
+    look: Mapping[str, Look],
+    span: tuple[float, float],
+    what: str = "test accuracy",
+    log: bool = False,
+) -> Markup:
+    """Draw one panel; a tooltip a round gives the numbers."""
+    left, _, right, bottom = _BOX
+    first = min((c.rounds[0] for c in curves), default=0)
+    last = max((c.rounds[-1] for c in curves), default=1)
+    across = linear(first, last, left + 4, right - 4)
+    up = _upwards(span, log)
+    # Whole lines first: dashes over them let both be seen.
+    ordered = sorted(curves, key=lambda curve: look[curve.label].dashes is not None)
+    drawn = [_drawn(c, look[c.label], across, up) for c in ordered]
+    ys = [(up(t), numbered(t)) for t in (_log_ticks(span) if log else ticks(*span))]
+    xs = [(across(t), numbered(t)) for t in _whole_ticks(first, last)]
+    return drawing(
+        _WIDTH,
+        _HEIGHT,
+        f"{title}: {what} over rounds. {_spoken(curves)}",
+        label(left - 34, 14, title, most=40, class_="title"),
+        grid(xs, ys, _BOX),
+        tag("text", "round", x=right, y=bottom + 30, text_anchor="end", class_="faint"),
+        *drawn,
+        _tips(curves, across),
+    )
+
+
+def loss_span(curves: Sequence[Curve]) -> tuple[tuple[float, float], bool]:
+    """The range of a loss, and whether it is wide enough for a logarithmic axis."""
+    values = [m for c in curves for m in c.mean]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    log = low > 0 and high / low > 8
+    return ((low * 0.9, high * 1.1) if log else (min(0.0, low), high * 1.05 or 1.0)), log
+
+
+def _upwards(span: tuple[float, float], log: bool) -> Scale:
+    _, top, _, bottom = _BOX
+    if not log:
+        return linear(*span, bottom, top)
+    straight = linear(math.log10(span[0]), math.log10(span[1]), bottom, top)
+    return lambda value: straight(math.log10(max(value, span[0])))
+
+
+def _log_ticks(span: tuple[float, float]) -> list[float]:
+    powers = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)
+    found = [m * 10.0**p for p in powers for m in (1, 2, 5) if span[0] <= m * 10.0**p <= span[1]]
+    return found if len(found) <= 7 else [t for t in found if math.log10(t) % 1 == 0]
+
+
+def _whole_ticks(first: int, last: int) -> list[float]:
+    return [t for t in ticks(first, last) if t == int(t)]
+
+
+def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:
+    step = max(1, math.ceil(len(curve.rounds) / _MOST_POINTS))
+    # Counted from the end: the last round is what the table shows.
+    chosen = sorted(range(len(curve.rounds) - 1, -1, -step))
+    xs = [across(curve.rounds[i]) for i in chosen]
+    high = [up(curve.mean[i] + curve.std[i]) for i in chosen]
+    low = [up(curve.mean[i] - curve.std[i]) for i in chosen]
+    mean = [up(curve.mean[i]) for i in chosen]
+    if len(xs) == 1:
+        return tag("circle", cx=xs[0], cy=mean[0], r=3.0, fill=look.colour)
+    line = tag("polyline", points=points(xs, mean), fill="none", **look.stroke)
+    if not any(curve.std):
+        return line
+    band = points([*xs, *reversed(xs)], [*high, *reversed(low)])
+    return tag("polygon", points=band, fill=look.colour, fill_opacity=0.14) + line
+
+
+def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
+    """Invisible columns whose tooltips give the numbers of a round."""
+    _, top, right, bottom = _BOX
+    rounds = sorted({round for curve in curves for round in curve.rounds})
+    step = max(1, math.ceil(len(rounds) / _MOST_TIPS))
+    kept = sorted(rounds[::-step])
+    half = (across(kept[-1]) - across(kept[0])) / max(1, len(kept) - 1) / 2 if kept else 0.0
+    tables = {
+        c.label: dict(zip(c.rounds, zip(c.mean, c.std, strict=True), strict=True)) for c in curves
+    }
+    found = []
+    for round in kept:
+        lines = [f"round {round}"]
+        lines += [f"{n}: {_said(*t[round])}" for n, t in tables.items() if round in t]
+        x = across(round) - half
+        size = {"x": x, "width": min(2 * half, right - x) or 8.0, "y": top, "height": bottom - top}
+        found.append(tag("rect", tag("title", "\n".join(lines)), class_="tip", fill="none", **size))
+    return Markup("").join(found)
+
+
+def _said(mean: float, std: float) -> str:
+    digits = 1 if mean >= 10 else 3
+    return f"{mean:.{digits}f} ± {std:.{digits}f}" if std else f"{mean:.{digits}f}"
+
+
+def _spoken(curves: Sequence[Curve]) -> str:
+    ends = [f"{c.label} ends at {_said(c.mean[-1], c.std[-1])}" for c in curves[:6]]
+    return "; ".join(ends)
+
+
+_BAR_WIDTH, _ROW, _NAMES = 360.0, 22.0, 108.0
+BETTER, WORSE = "#D55E00", "#0072B2"
+SHARED, LOCAL = "#0072B2", "#D55E00"
+
+
+def gain_bars(duel: Duel, gains: Sequence[Gain]) -> Markup:
+    """Draw a bar a client: the mean over seeds, a whisker of one std, a dot a seed."""
+    rows = [*gains, *([duel.mean] if duel.mean else [])]
+    low, high = _reach(rows)
+    bottom = 24 + _ROW * len(rows)
+    across = linear(low, high, _NAMES + 4, _BAR_WIDTH - 10)
+    parts = [uprights(across, (low, high), bottom, "+")]
+    for i, gain in enumerate(rows):
+        parts.append(_gain(gain, 24 + _ROW * i, across, whole=gain is duel.mean))
+    title = f"Gain of {duel.new} over {duel.old}"
+    spoken = "; ".join(f"{g.client} {points_said(g.mean)}" for g in rows[:12])
+    return drawing(
+        _BAR_WIDTH,
+        bottom + 22,
+        f"{title}, in points of accuracy: {spoken}",
+        label(0, 12, f"{title}, points of accuracy", most=60, class_="title"),
+        *parts,
+    )
+
+
+def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
+    values = [v for g in rows for v in (*g.by_seed.values(), g.mean - g.std, g.mean + g.std)]
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.06 * (high - low) or 1.0
+    return (low - room if low < 0 else 0.0), high + room
+
+
+def _gain(gain: Gain, y: float, across: Scale, whole: bool) -> Markup:
+    middle, zero, end = y + _ROW / 2, across(0), across(gain.mean)
+    colour = BETTER if gain.mean >= 0 else WORSE
+    box = {"x": min(zero, end), "width": max(abs(end - zero), 0.5), "y": y + 4, "rx": 2}
+    look = {"fill": colour, "fill_opacity": 0.85 if whole else 0.5}
+    bar = tag("rect", height=_ROW - 8, **box, **look)
+    ends = [across(gain.mean - gain.std), across(gain.mean + gain.std)]
+    whisker = tag("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, stroke="currentColor")
+    dots = [
+        tag("circle", cx=across(v), cy=middle, r=2.2, fill="none", stroke="currentColor")
+        for v in gain.by_seed.values()
+    ]
+    name = "mean of clients" if whole else gain.client
+    style = {"class_": "strong"} if whole else {}
+    seeds = ", ".join(f"seed {s}: {points_said(v)}" for s, v in list(gain.by_seed.items())[:20])
+    tip = tag("title", f"{name}: {points_said(gain.mean)} ({seeds})")
+    shown = [whisker, *dots] if len(gain.by_seed) > 1 else []
+    text = label(_NAMES - 4, middle + 4, name, "end", most=15, **style)
+    return tag("g", tip, text, bar, *shown)
+
+
+def exchange_bars(exchanges: Sequence[Exchange]) -> Markup:
+    """Draw a bar a method: bytes of the model that travel, and bytes that stay."""
+    top = max((e.shared[1] + e.kept for e in exchanges), default=1) or 1
+    across = linear(0, top, 0, _BAR_WIDTH - _NAMES - 10)
+    parts = []
+    for i, e in enumerate(exchanges):
+        y, x = 24 + _ROW * i, _NAMES + across(e.shared[1])
+        said = f"{e.method}: shares {bytes_said(e.shared[1])}, keeps {bytes_said(e.kept)}"
+        box = {"y": y + 4, "height": _ROW - 8}
+        stays = max(across(e.kept), 1.5 if e.kept else 0.0)
+        shared = tag("rect", x=_NAMES, width=across(e.shared[1]), fill=SHARED, **box)
+        local = tag("rect", x=x, width=stays, fill=LOCAL, **box)
+        name = label(_NAMES - 8, y + _ROW / 2 + 4, e.method, "end", most=15)
+        parts.append(tag("g", tag("title", said), name, shared, local))
+    spoken = "; ".join(
+        f"{e.method} shares {bytes_said(e.shared[1])} and keeps {bytes_said(e.kept)}"
+        for e in exchanges[:12]
+    )
+    return drawing(
+        _BAR_WIDTH,
+        28 + _ROW * len(exchanges),
+        f"Bytes of one model, shared and local: {spoken}",
+        label(0, 12, "Bytes of one client's model", class_="title", most=60),
+        *parts,
+    )

@@ -1,0 +1,248 @@
+"""What a report is made of: plain values, which `fedbn.use` collects from run folders.
+
+What the records of a run come to, once for all sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from fedbn.report.charts import Look, looks, sample
+from fedbn.results.aggregate import (
+    MEAN,
+    Curve,
+    Duel,
+    Record,
+    Row,
+    Summary,
+    accuracy_curves,
+    duel,
+    summarize,
+)
+from fedbn.results.figures import colours
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a method exchanges, and what stays with a client.
+
+    Attributes:
+        method: The method.
+        shared: Entries and bytes that travel.
+        local: Entries and bytes of one client that never do; None where only the sites know.
+        clients: How many take part in a round.
+        rounds: Rounds done, of one seed.
+        pooled: Whether the data travels instead, to one place.
+    """
+
+    method: str
+    shared: tuple[int, int]
+    local: tuple[int, int] | None
+    clients: int
+    rounds: int
+    pooled: bool = False
+
+    @property
+    def kept(self) -> int:
+        """Bytes that stay with a client, as far as they are known."""
+        return self.local[1] if self.local else 0
+
+    @property
+    def per_round(self) -> int:
+        """Bytes over the network in a round: down to every client and up again."""
+        return 0 if self.pooled else 2 * self.shared[1] * self.clients
+
+
+@dataclass(frozen=True)
+class EntryFact:
+    """One entry of the model."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bytes: int
+    shared: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The statistics of a BatchNorm layer: a row a client, a column a channel."""
+
+    name: str
+    clients: tuple[str, ...]
+    mean: Array
+    variance: Array
+
+    @property
+    def title(self) -> str:
+        """Its name; a bare number, as in `nn.Sequential`, needs a word beside it."""
+        return f"module {self.name}" if self.name.isdecimal() else self.name
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often a client's model took a class (row) for another (column), on one domain."""
+
+    client: str
+    domain: str
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One picture with its class and what the model took it for."""
+
+    pixels: NDArray[np.uint8]
+    true: str
+    predicted: str
+    probability: float
+
+    @property
+    def right(self) -> bool:
+        """Whether both are the same."""
+        return self.true == self.predicted
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Test pictures of a domain: some at random, and the surest mistakes."""
+
+    client: str
+    domain: str
+    drawn: tuple[Example, ...]
+    mistakes: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What only the trained models tell; of one method, seed and setting.
+
+    Attributes:
+        method: Whose models.
+        setting: Of which setting.
+        seed: Of which seed.
+        round: After which round.
+        data: What the data is called.
+        remarks: What must be said of the data.
+        classes: Names of the classes.
+        clients: How many clients there are.
+        entries: The model, entry by entry.
+        layers: BatchNorm statistics; empty where clients share them.
+        confusions: A matrix a client; of some clients where there are many.
+        galleries: Pictures; empty where samples are none.
+    """
+
+    method: str
+    setting: str
+    seed: int
+    round: int
+    data: str = ""
+    remarks: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    clients: int = 0
+    entries: tuple[EntryFact, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    confusions: tuple[Confusion, ...] = ()
+    galleries: tuple[Gallery, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """One run folder.
+
+    Attributes:
+        path: The folder as the user wrote it.
+        records: The lines of `metrics.jsonl`.
+        config: The configuration, written out.
+        environment: Versions, threads and fingerprints of the data.
+        exchanges: What each method shares.
+        facts: What the trained models tell; None where they cannot be had.
+        missing: Sections, and why they cannot be shown.
+        notes: What else a reader should know: rounds not done, damaged files.
+        name: What to call it; its path unless given.
+    """
+
+    path: str
+    records: Sequence[Record]
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    exchanges: tuple[Exchange, ...] = ()
+    facts: Facts | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    name: str = ""
+
+
+MOST_LABELS = 10
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the records of a run come to."""
+
+    run: RunContents
+
+    @cached_property
+    def report(self) -> Literal["last", "best"]:
+        """Which round counts."""
+        best = value_of(self.run.config, "evaluation.report") == "best"
+        return "best" if best else "last"
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The table."""
+        choose = isinstance(value_of(self.run.config, "method.mu"), list)
+        return summarize(self.run.records, self.report, choose_setting=choose)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows that can be drawn in one figure."""
+        return self.summary.rows[:MOST_LABELS]
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        """How each method is drawn."""
+        labels = [row.label for row in self.rows]
+        return looks(labels, colours(labels)) if labels else {}
+
+    @cached_property
+    def curves(self) -> dict[str, list[Curve]]:
+        """Test accuracy over rounds."""
+        found = accuracy_curves(self.run.records, self.rows)
+        return {name: found[name] for name in (MEAN, *self.summary.columns) if name in found}
+
+    @cached_property
+    def duel(self) -> Duel | None:
+        """FedBN against FedAvg."""
+        return duel(self.run.records, self.summary, self.report)
+
+    @property
+    def legend(self) -> tuple[tuple[Markup, str], ...]:
+        """A sample of each method's line, and its name."""
+        return tuple((sample(look), name) for name, look in self.looks.items())
+
+
+def value_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Find a dotted key in a configuration that may be incomplete.
+
+    Examples:
+        >>> value_of({"training": {"lr": 0.1}}, "training.lr")
+        0.1
+        >>> value_of({"training": 1}, "training.lr") is None
+        True
+    """
+    found: Any = config
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return default
+        found = found[part]
+    return found

@@ -1,0 +1,242 @@
+"""What a page consists of, before it is HTML or Markdown: sections of tables, figures and texts.
+
+The report as one HTML file that asks nobody for anything.
+
+Names, paths and values are escaped wherever they stand, and the page's own policy forbids
+everything but its inline style, its one script (by its hash) and pictures inside the file.
+
+The report as Markdown: the same sections and tables; what only a drawing shows is left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedbn.report.svg import short
+from fedbn.text import harmless
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table; the best of its column is marked."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names its rows."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    folded: bool = False
+    kind: str = "table"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Drawings side by side, with one legend."""
+
+    panels: tuple[Markup, ...]
+    legend: tuple[tuple[Markup, str], ...] = ()
+    kind: str = "figures"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number to remember."""
+
+    value: str
+    label: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The numbers to remember."""
+
+    tiles: tuple[Tile, ...]
+    kind: str = "tiles"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Examples of one domain."""
+
+    title: str
+    pictures: tuple[Markup, ...]
+    kind: str = "pictures"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A sentence or two; a remark stands out."""
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy."""
+
+    caption: str
+    text: str
+    language: str = ""
+    folded: bool = False
+    kind: str = "code"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A drawing and its numbers, side by side where the page is wide enough."""
+
+    parts: tuple[Figures | Table, ...]
+    kind: str = "beside"
+
+
+Part = Table | Figures | Tiles | Pictures | Text | Code | Beside
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a sentence on how to read what follows, and that."""
+
+    key: str
+    title: str
+    lead: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One run, or the comparison of several."""
+
+    key: str
+    title: str
+    subtitle: str
+    sections: tuple[Section, ...]
+    notes: tuple[str, ...] = ()
+
+
+def remark(text: str) -> Text:
+    """Make a remark that stands out."""
+    return Text(text, kind="remark")
+
+
+def table(
+    caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell | str]], folded: bool = False
+) -> Table:
+    """Make a table of cells and plain texts."""
+    cells = [tuple(c if isinstance(c, Cell) else Cell(c) for c in row) for row in rows]
+    return Table(caption, tuple(header), tuple(cells), folded)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report."""
+
+    title: str
+    subtitle: str
+    chapters: tuple[Chapter, ...]
+
+
+_LONGEST = 200
+
+
+def html(page: Page, version: str) -> str:
+    """Render a report."""
+    script = _file("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        loader=FunctionLoader(_file),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["name"] = lambda text: short(text, _LONGEST)
+    environment.filters["lines"] = _lines
+    return environment.get_template("report.html").render(
+        page=page,
+        version=version,
+        style=Markup(_file("report.css")),
+        script=Markup(script),
+        digest=digest,
+    )
+
+
+def _lines(text: str) -> str:
+    """Keep the lines of a listing, and what cannot be shown out of them."""
+    return "\n".join(short(line, 10_000) for line in text.splitlines())
+
+
+def _file(name: str) -> str:
+    return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+
+
+def markdown(page: Page, version: str) -> str:
+    """Render a report."""
+    several = len(page.chapters) > 1
+    lines = [f"# {_name(page.title)}", _name(page.subtitle)]
+    for chapter in page.chapters:
+        if several:
+            lines += [f"## {_name(chapter.title)}", _name(chapter.subtitle)]
+        lines += [f"> {_name(note)}" for note in chapter.notes]
+        for section in chapter.sections:
+            lines += _section(section, "###" if several else "##")
+    lines.append(f"Made by fedbn {version}. The HTML report has the drawings.")
+    return "\n\n".join(line for line in lines if line) + "\n"
+
+
+def _section(section: Section, level: str) -> Iterator[str]:
+    texts = [text for part in section.parts for text in _part(part)]
+    if texts:
+        yield f"{level} {_name(section.title)}"
+        yield _name(section.lead)
+        yield from texts
+
+
+def _part(part: Part) -> Iterator[str]:
+    if isinstance(part, Beside):
+        for one in part.parts:
+            yield from _part(one)
+    elif isinstance(part, Table):
+        yield f"**{_name(part.caption)}**"
+        yield _table(part)
+    elif isinstance(part, Tiles):
+        yield "\n".join(
+            f"- **{_name(t.value)}** {_name(t.label)} ({_name(t.detail)})" for t in part.tiles
+        )
+    elif isinstance(part, Text):
+        yield _name(part.text)
+    elif isinstance(part, Code):
+        longest = max(map(len, re.findall("`+", part.text)), default=0)
+        fence = "`" * max(3, longest + 1)
+        yield f"**{_name(part.caption)}**"
+        yield f"{fence}{part.language}\n{part.text.rstrip()}\n{fence}"
+
+
+def _table(part: Table) -> str:
+    rows = [[_cell(cell) for cell in row] for row in part.rows]
+    lines = [[_name(title) for title in part.header], *rows]
+    drawn = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([drawn[0], "|" + "---|" * len(part.header), *drawn[1:]])
+
+
+def _cell(cell: Cell) -> str:
+    return f"**{_name(cell.text)}**" if cell.best else _name(cell.text)
+
+
+def _name(text: str) -> str:
+    return harmless(short(text, 500))

@@ -1,0 +1,322 @@
+"""The sections that look into the trained models: how sites differ, what is confused.
+
+The section on what travels and what never does.
+
+Where a run comes from and how to repeat it: configuration, environment, commands.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tomli_w
+from markupsafe import Markup
+
+from fedbn.report.charts import LOCAL, SHARED, exchange_bars
+from fedbn.report.contents import Array, Exchange, Facts, Layer, RunContents
+from fedbn.report.document import (
+    Beside,
+    Code,
+    Figures,
+    Part,
+    Pictures,
+    Section,
+    Table,
+    Text,
+    remark,
+    table,
+)
+from fedbn.report.site_charts import (
+    MOST_CLASSES,
+    MOST_LINES,
+    confusion_matrix,
+    distance_matrix,
+    distances,
+    layer_bars,
+    mistakes,
+    picture,
+    profile,
+)
+from fedbn.report.svg import tag
+from fedbn.text import bytes_said, counted, spread
+
+_MOST_LAYERS, _MOST_IN_MATRIX = 8, 24
+
+
+# Okabe and Ito's, for clients; methods have their own.
+_CLIENT_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+    "#000000",
+)
+
+
+def statistics(run: RunContents) -> Section:
+    """How different the sites are, layer by layer."""
+    title = "How different the sites are"
+    facts = run.facts
+    if facts is None or not facts.layers:
+        return missing("sites", title, run, "statistics")
+    layers = spread(facts.layers, _MOST_LAYERS)
+    matrices = [distances(layer) for layer in layers]
+    names = layers[0].clients
+    chosen = spread(names, MOST_LINES)
+    colours = dict(zip(chosen, _CLIENT_COLOURS, strict=False))
+    lead = (
+        f"BatchNorm's running statistics of {_whose(facts)}: each client's own picture of its "
+        "data. The distance of two clients is the Fréchet distance of their Gaussians, channel "
+        "by channel, in units of their common deviation: 0 is the same, 1 is one deviation apart."
+    )
+    legend = tuple((_line(colour), name) for name, colour in colours.items())
+    panels = []
+    for layer, far in zip(layers, matrices, strict=True):
+        panels += [_distances(layer, far), profile(layer, colours, deviation=False)]
+        panels.append(profile(layer, colours, deviation=True))
+    numbers = _farthest(layers, matrices)
+    parts: list[Part] = [
+        Beside((Figures((layer_bars(layers, matrices),)), numbers)),
+        Figures(tuple(panels), legend),
+    ]
+    parts += _capped(facts, layers, chosen)
+    return Section("sites", title, lead, tuple(parts))
+
+
+def _farthest(layers: Sequence[Layer], matrices: Sequence[Array]) -> Table:
+    rows = []
+    for layer, far in zip(layers, matrices, strict=True):
+        i, j = divmod(int(far.argmax()), len(far))
+        pair = f"{layer.clients[i]} and {layer.clients[j]}"
+        mean = far.sum() / (len(far) * (len(far) - 1))
+        channels = str(layer.mean.shape[1])
+        rows.append([layer.title, channels, f"{mean:.2f}", f"{far[i, j]:.2f}", pair])
+    header = ["layer", "channels", "mean", "farthest", "which"]
+    return table("Distance of two clients", header, rows)
+
+
+def _distances(layer: Layer, far: Array) -> Markup:
+    places = spread(range(len(layer.clients)), _MOST_IN_MATRIX)
+    names = [layer.clients[i] for i in places]
+    return distance_matrix(far[places][:, places], names, f"{layer.title}: distances")
+
+
+def _capped(facts: Facts, layers: Sequence[Layer], chosen: Sequence[str]) -> list[Part]:
+    found: list[Part] = []
+    if len(layers) < len(facts.layers):
+        found.append(Text(f"{len(layers)} of {len(facts.layers)} layers are drawn, evenly spread."))
+    count = len(facts.layers[0].clients)
+    if count > len(chosen):
+        text = (
+            f"Lines of {len(chosen)} and squares of {min(count, _MOST_IN_MATRIX)} clients are drawn"
+        )
+        found.append(Text(f"{text}, evenly spread; distances by layer are of {count}."))
+    if facts.clients > count:
+        found.append(Text(f"{count} of {facts.clients:,} clients are measured, evenly spread."))
+    return found
+
+
+def confusions(run: RunContents) -> Section:
+    """Which classes are taken for which."""
+    title = "Confusion matrices"
+    facts = run.facts
+    if facts is None or not facts.confusions:
+        return missing("confusion", title, run, "confusions")
+    lead = (
+        f"Each client's model on its own test data ({_whose(facts)}). Rows are the true classes, "
+        "columns what the model said; blue is right, orange is wrong."
+    )
+    parts: list[Part] = []
+    if len(facts.classes) <= MOST_CLASSES:
+        drawn = [confusion_matrix(c, facts.classes) for c in facts.confusions]
+        parts.append(Figures(tuple(drawn)))
+    else:
+        text = f"{len(facts.classes)} classes are too many to draw; these were confused most."
+        parts.append(Text(text))
+    rows = [[c.client, "; ".join(mistakes(c, facts.classes)) or "none"] for c in facts.confusions]
+    folded = len(facts.classes) <= MOST_CLASSES
+    header = ["client", "true → predicted (times)"]
+    parts.append(table("Most frequent mistakes", header, rows, folded=folded))
+    if len(facts.confusions) < facts.clients:
+        some = f"{len(facts.confusions)} of {facts.clients:,} clients are shown, evenly spread."
+        parts.append(Text(some))
+    return Section("confusion", title, lead, tuple(parts))
+
+
+def examples(run: RunContents) -> Section:
+    """Pictures of each domain with predictions."""
+    title = "Examples"
+    facts = run.facts
+    if facts is None or not facts.galleries:
+        return missing("examples", title, run, "examples")
+    lead = (
+        f"Test pictures, with what the client's own model says ({_whose(facts)}): some drawn at "
+        "random, then the mistakes it is surest of. ✓ right; ✗ true → said."
+    )
+    parts: list[Part] = []
+    for gallery in facts.galleries:
+        name = gallery.domain
+        if gallery.client != gallery.domain:
+            name = f"{gallery.domain}, by the model of {gallery.client}"
+        shown = [picture(example) for example in (*gallery.drawn, *gallery.mistakes)]
+        parts.append(Pictures(name, tuple(shown)))
+    return Section("examples", title, lead, tuple(parts))
+
+
+def _whose(facts: Facts) -> str:
+    setting = "" if facts.setting == "default" else f", {facts.setting}"
+    return f"{facts.method}, seed {facts.seed}{setting}, round {facts.round}"
+
+
+def missing(key: str, title: str, run: RunContents, part: str) -> Section:
+    """Say in a section's place why it is not there."""
+    reason = run.missing.get(part, "not collected")
+    return Section(key, title, "", (remark(f"Not shown: {reason}."),))
+
+
+def _line(colour: str) -> Markup:
+    line = tag("line", x1=1, x2=21, y1=6, y2=6, stroke=colour, stroke_width=3)
+    return tag("svg", line, viewBox="0 0 22 12", width=22, height=12, aria_hidden="true")
+
+
+_MOST_ENTRIES = 400
+
+
+_HEADER = (
+    "method",
+    "shared entries",
+    "shared bytes",
+    "local entries",
+    "local bytes",
+    "bytes a round",
+    "rounds",
+    "bytes in all",
+)
+
+
+def exchange(run: RunContents) -> Section:
+    """What is shared and what stays home."""
+    if not run.exchanges:
+        return missing("shared", "What is shared, and what stays home", run, "exchange")
+    lead = (
+        "Of one client's model: entries and bytes that travel to the server and back, and those "
+        "that never leave the client. A round goes down and up for every client taking part."
+    )
+    legend = ((_square(SHARED), "shared"), (_square(LOCAL), "stays with the client"))
+    rows = [_row(one) for one in run.exchanges]
+    parts: list[Part] = [
+        Beside((Figures((exchange_bars(run.exchanges),), legend),)),
+        table("Of one client, and over the network for one seed", _HEADER, rows),
+        *_pooled(run.exchanges),
+        *_entries(run.facts),
+    ]
+    return Section("shared", "What is shared, and what stays home", lead, tuple(parts))
+
+
+def _row(one: Exchange) -> list[str]:
+    return [
+        one.method,
+        str(one.shared[0]),
+        bytes_said(one.shared[1]),
+        str(one.local[0]) if one.local else "at the sites",
+        bytes_said(one.kept) if one.local else "–",
+        bytes_said(one.per_round),
+        str(one.rounds),
+        bytes_said(one.per_round * one.rounds),
+    ]
+
+
+def _pooled(exchanges: Sequence[Exchange]) -> list[Part]:
+    names = ", ".join(one.method for one in exchanges if one.pooled)
+    return [Text(f"{names}: the data travels instead, all of it to one place.")] if names else []
+
+
+def _entries(facts: Facts | None) -> list[Part]:
+    if facts is None or not facts.entries:
+        return []
+    rows = [
+        [
+            e.name,
+            e.kind.replace("_", " "),
+            "×".join(map(str, e.shape)) or "1",
+            f"{e.bytes:,}",
+            "shared" if e.shared else "stays",
+        ]
+        for e in facts.entries[:_MOST_ENTRIES]
+    ]
+    header = ["entry", "kind", "shape", "bytes", facts.method]
+    some = f", the first {_MOST_ENTRIES}" if len(facts.entries) > _MOST_ENTRIES else ""
+    return [
+        table(
+            f"The model's {counted(len(facts.entries), 'entry', 'entries')}{some}",
+            header,
+            rows,
+            folded=True,
+        )
+    ]
+
+
+def _square(colour: str) -> Markup:
+    box = tag("rect", width=12, height=12, rx=2, fill=colour)
+    return tag("svg", box, viewBox="0 0 12 12", width=12, height=12, aria_hidden="true")
+
+
+_MOST_PRINTS = 50
+
+
+def again(run: RunContents) -> Section:
+    """Everything that is needed to run it again."""
+    folder = shlex.quote(run.path)
+    commands = "\n".join(
+        [
+            f"fedbn run {shlex.quote(f'{run.path}/config.toml')} --out again",
+            f"fedbn resume {folder}",
+            f"fedbn report {folder}",
+        ]
+    )
+    lead = (
+        "The same configuration, seeds, data and versions give the same numbers to the last bit "
+        "on the same kind of machine."
+    )
+    parts: list[Part] = [
+        Code("Run it again, go on with it, make this report", commands, "bash"),
+        Text("Without the folder: save the configuration as experiment.toml, then fedbn run it."),
+        Code("Configuration, every key written out", _toml(run.config), "toml", folded=True),
+        *_environment(run.environment),
+    ]
+    return Section("again", "Configuration and how to run it again", lead, tuple(parts))
+
+
+def _toml(config: Mapping[str, Any]) -> str:
+    try:
+        return tomli_w.dumps(config)
+    except (TypeError, ValueError):
+        return json.dumps(config, indent=2, default=str, ensure_ascii=False)
+
+
+def _environment(environment: Mapping[str, Any]) -> list[Part]:
+    versions = [[str(k), str(v)] for k, v in _mapping(environment, "versions").items()]
+    threads = [[f"threads: {k}", str(v)] for k, v in _mapping(environment, "threads").items()]
+    where = [["started in", str(environment["directory"])]] if "directory" in environment else []
+    found: list[Part] = []
+    if rows := [*versions, *threads, *where]:
+        found.append(table("Environment", ["what", "value"], rows, folded=True))
+    prints = list(_mapping(environment, "data").items())
+    if prints:
+        some = f" (the first {_MOST_PRINTS} of {len(prints)})" if len(prints) > _MOST_PRINTS else ""
+        rows = [[str(k), f"{str(v)[:16]}…"] for k, v in prints[:_MOST_PRINTS]]
+        found.append(
+            table(f"Fingerprints of the data{some}", ["client", "sha256"], rows, folded=True)
+        )
+    return found
+
+
+def _mapping(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = environment.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,342 @@
+"""What the trained models of a run tell a report: statistics, confusions, examples.
+
+All that a run folder holds for a report; what is damaged or gone is said, not fatal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedbn.core.federation import Client, Split
+from fedbn.core.randomness import generator
+from fedbn.core.state import entries
+from fedbn.data.survey import drawable
+from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
+from fedbn.report.contents import (
+    Array,
+    Confusion,
+    EntryFact,
+    Example,
+    Exchange,
+    Facts,
+    Gallery,
+    Layer,
+    RunContents,
+)
+from fedbn.runs import checkpoints, metrics
+from fedbn.runs.folder import RunFolder
+from fedbn.runs.formats import read_as
+from fedbn.text import spread
+from fedbn.trained.opening import jobs_of, open_run
+from fedbn.trained.trained_run import Trained, probabilities
+
+_MOST_MEASURED, _MOST_SCORED = 64, 12
+_DRAWN, _MISTAKES = 8, 4
+
+
+def collect(trained: Trained) -> tuple[Facts, dict[str, str]]:
+    """Collect what a report shows of one method, seed and setting.
+
+    Returns:
+        The facts; and of each part that is not among them, the reason.
+    """
+    plan, missing = trained.plan, dict[str, str]()
+    layers = _layers(trained)
+    if not layers:
+        missing["statistics"] = _why_no_layers(trained)
+    confusions, galleries = _scored(trained, missing)
+    found = Facts(
+        method=plan.method.name,
+        setting=plan.setting,
+        seed=plan.seed,
+        round=trained.state.round,
+        remarks=plan.federation.remarks,
+        classes=plan.federation.classes,
+        clients=len(plan.federation.clients),
+        entries=_entries(trained),
+        layers=layers,
+        confusions=confusions,
+        galleries=galleries,
+    )
+    return found, missing
+
+
+def changed(trained: Trained, recorded: object) -> list[str]:
+    """Say which clients' data is not what the run was trained on."""
+    try:
+        now = trained.federation.fingerprint()
+    except Exception:
+        return []  # said where the data is needed
+    if not isinstance(recorded, Mapping) or recorded.keys() != now.keys():
+        return []
+    other = [client for client in now if now[client] != recorded[client]]
+    if not other:
+        return []
+    some = ", ".join(other[:5]) + (" …" if len(other) > 5 else "")
+    return [f"The data has changed since the run was begun: {some}"]
+
+
+def reason(error: Exception) -> str:
+    """Say in one line why something cannot be had."""
+    text = str(error) if isinstance(error, FedbnError) else unforeseen(error)
+    return text.rstrip(".")
+
+
+def _entries(trained: Trained) -> tuple[EntryFact, ...]:
+    found = entries(trained.plan.initial_model)
+    shared = set(trained.plan.method.shared(found))
+    return tuple(EntryFact(e.name, str(e.kind), e.shape, e.bytes, e in shared) for e in found)
+
+
+def _layers(trained: Trained) -> tuple[Layer, ...]:
+    """The running statistics that clients keep to themselves, layer by layer."""
+    names = tuple(spread(list(trained.state.local), _MOST_MEASURED))
+    found = []
+    for name, module in trained.plan.initial_model.named_modules():
+        keys = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var")]
+        own = [trained.state.scored_with(client).state for client in names]
+        if len(names) > 1 and isinstance(module, _BatchNorm) and keys[0] in own[0]:
+            mean, variance = (np.stack([_flat(state[key]) for state in own]) for key in keys)
+            found.append(Layer(name or "BatchNorm", names, mean, variance))
+    return tuple(found)
+
+
+def _flat(value: torch.Tensor) -> Array:
+    array: Array = value.detach().cpu().double().flatten().numpy()
+    return array
+
+
+def _why_no_layers(trained: Trained) -> str:
+    modules = trained.plan.initial_model.modules()
+    method = trained.plan.method.name
+    if not any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in modules):
+        return "the model has no BatchNorm layer that tracks statistics"
+    if len(trained.state.local) < 2:
+        return f"{method} trains one model, so there is nothing to compare"
+    return f"under {method} all clients share the same BatchNorm statistics"
+
+
+def _scored(
+    trained: Trained, missing: dict[str, str]
+) -> tuple[tuple[Confusion, ...], tuple[Gallery, ...]]:
+    """Run each client's model over its own test data."""
+    confusions, galleries, domains = [], [], set[str]()
+    try:
+        federation = trained.federation
+        federation = federation.pooled() if trained.plan.method.pooled else federation
+        pictures = len(federation.input_shape) == 3
+        classes = federation.classes
+        for client, domain, test in spread(list(_tests(federation.clients)), _MOST_SCORED):
+            chances = probabilities(trained.model(client.name), test.x)
+            confusions.append(_confusion(client.name, domain, test, chances))
+            if pictures and domain not in domains:
+                domains.add(domain)
+                galleries.append(_gallery(client.name, domain, test, chances, classes))
+    except Exception as error:
+        why = f"the test data cannot be used here ({reason(error)})"
+        return (), _without(missing, {"confusions": why, "examples": why})
+    if not pictures:
+        missing["examples"] = "the samples are no pictures"
+    return tuple(confusions), tuple(galleries)
+
+
+def _without(missing: dict[str, str], more: dict[str, str]) -> tuple[()]:
+    missing.update(more)
+    return ()
+
+
+def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, Split]]:
+    for client in clients:
+        for domain, test in client.tests.items():
+            yield client, domain, test
+
+
+def _confusion(client: str, domain: str, test: Split, chances: Array) -> Confusion:
+    count = chances.shape[1]
+    counts = np.zeros((count, count), np.int64)
+    np.add.at(counts, (test.y.cpu().numpy(), chances.argmax(axis=1)), 1)
+    return Confusion(client, domain, counts)
+
+
+def _gallery(
+    client: str, domain: str, test: Split, chances: Array, classes: Sequence[str]
+) -> Gallery:
+    order = torch.randperm(len(test), generator=generator(0, "report", client=client)).tolist()
+    drawn, truth = order[:_DRAWN], test.y.cpu().numpy()
+    said = chances.argmax(axis=1)
+    wrong = [i for i in np.argsort(-chances.max(axis=1), kind="stable") if said[i] != truth[i]]
+    surest = [int(i) for i in wrong if i not in drawn][:_MISTAKES]
+
+    def example(place: int) -> Example:
+        pixels = drawable(test.x[place : place + 1].cpu())[0]
+        true, guess = (classes[int(label[place])] for label in (truth, said))
+        return Example(pixels, true, guess, float(chances[place].max()))
+
+    return Gallery(client, domain, tuple(map(example, drawn)), tuple(map(example, surest)))
+
+
+_LARGEST_HEADER = 100_000_000
+Job = tuple[str, str, int]
+
+
+def gather(
+    path: Path, *, method: str | None = None, seed: int | None = None, setting: str | None = None
+) -> RunContents:
+    """Read a run folder for a report.
+
+    Args:
+        path: The folder.
+        method: Whose models to look into; FedBN's if the run has them.
+        seed: Of which seed; the first unless given.
+        setting: Of which setting; the first unless given.
+
+    Raises:
+        ConfigError: No run is there, or it has no such method, seed or setting.
+    """
+    folder = RunFolder(path)
+    config = folder.read_request()
+    notes: list[str] = []
+    records = _records(folder, notes)
+    _check_choice(folder, records, {"method": method, "seed": seed, "setting": setting})
+    notes += _unfinished(folder)
+    environment = _environment(folder, notes)
+    facts, missing = _facts(folder, method, seed, setting, notes)
+    exchanges = _exchanges(folder, records)
+    if not exchanges:
+        missing["exchange"] = "no whole checkpoint tells what was shared"
+    return RunContents(
+        path=str(path),
+        records=records,
+        config=config,
+        environment=environment,
+        exchanges=exchanges,
+        facts=facts,
+        missing=missing,
+        notes=tuple(notes),
+        name=path.resolve().name,
+    )
+
+
+def _check_choice(
+    folder: RunFolder, records: Iterable[Mapping[str, Any]], choice: Mapping[str, Any]
+) -> None:
+    for what, value in choice.items():
+        legal = dict.fromkeys(record[what] for record in records)
+        if value is not None and value not in legal:
+            raise ConfigError(f"{folder.path}: {unknown(what, str(value), map(str, legal))}")
+
+
+def _records(folder: RunFolder, notes: list[str]) -> list[dict[str, Any]]:
+    """All whole records: of the run's file, and of jobs that are under way in their own files."""
+    found: dict[Job, list[dict[str, Any]]] = {}
+    files = [folder.metrics, *sorted(folder.path.glob("checkpoints/*/*/seed-*/metrics.jsonl"))]
+    for file in files:
+        jobs: dict[Job, list[dict[str, Any]]] = defaultdict(list)
+        for record in _usable(file, notes):
+            jobs[record["method"], record["setting"], record["seed"]].append(record)
+        for job, records in jobs.items():
+            if len(records) > len(found.get(job, [])):
+                found[job] = records
+    return [record for records in found.values() for record in records]
+
+
+def _usable(file: Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        *lines, _cut_off = file.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with suppress(DamagedRun):
+            found.append(vars(read_as(metrics.RECORD, line, str(file))))
+    if bad := len(lines) - len(found):
+        notes.append(f"{file}: {bad} of {len(lines)} lines are no records and were left out")
+    return found
+
+
+def _unfinished(folder: RunFolder) -> list[str]:
+    try:
+        jobs = jobs_of(folder.path)
+    except Exception as error:
+        return [f"Not known whether the run is finished: {reason(error)}"]
+    open_ = [job for job in jobs if job.rounds_done < job.rounds]
+    if not open_:
+        return []
+    said = [f"{j.method}, seed {j.seed}, at round {j.rounds_done} of {j.rounds}" for j in open_[:4]]
+    more = f" and {len(open_) - 4} more" if len(open_) > 4 else ""
+    count = f"{len(jobs) - len(open_)} of {len(jobs)} jobs are done"
+    return [f"This run is not finished: {count}; {'; '.join(said)}{more}"]
+
+
+def _facts(
+    folder: RunFolder, method: str | None, seed: int | None, setting: str | None, notes: list[str]
+) -> tuple[Facts | None, dict[str, str]]:
+    try:
+        opened = open_run(
+            folder.path, method=method, seed=seed, setting=setting, notes=notes.append
+        )
+        notes += changed(opened, folder.read_environment().get("data"))
+        return collect(opened)
+    except Exception as error:
+        why = reason(error)
+        return None, dict.fromkeys(("statistics", "confusions", "examples"), why)
+
+
+def _environment(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
+    try:
+        return folder.read_environment()
+    except FedbnError as error:
+        notes.append(reason(error))
+        return {}
+
+
+def _exchanges(folder: RunFolder, records: Iterable[Mapping[str, Any]]) -> tuple[Exchange, ...]:
+    """What each method shares, by the sizes of what its newest checkpoint holds."""
+    trained: dict[Job, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for r in records:
+        if r["metric"] == "training_loss":
+            trained[r["method"], r["setting"], r["seed"]][r["round"]].add(r["client"])
+    found: dict[tuple[str, str], Exchange] = {}
+    for (method, setting, seed), rounds in trained.items():
+        sizes = _sizes(folder.job(method, setting, seed))
+        if sizes is None or (method, setting) in found:
+            continue
+        label = method if setting == "default" else f"{method} ({setting})"
+        clients = rounds[max(rounds)]
+        pooled = clients == {"all"}
+        found[method, setting] = Exchange(label, *sizes, len(clients), max(rounds), pooled)
+    return tuple(found.values())
+
+
+def _sizes(place: Path) -> tuple[tuple[int, int], tuple[int, int] | None] | None:
+    """Entries and bytes of the shared part, and of a client's local part, of a checkpoint."""
+    for _, path in checkpoints.rounds(place):
+        try:
+            files = checkpoints.read_manifest(path)["files"]
+            local = [name for name in files if name.startswith("local/")]
+            shared = _tensors(path / "shared.safetensors")
+            return shared, (_tensors(path / local[0]) if local else None)
+        except (FedbnError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return None
+
+
+def _tensors(file: Path) -> tuple[int, int]:
+    """Count the tensors of a file and their bytes, from its header."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > min(_LARGEST_HEADER, file.stat().st_size):
+            raise ValueError(f"{file}: damaged")
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    ends = [entry["data_offsets"] for entry in header.values()]
+    return len(header), sum(end - begin for begin, end in ends)

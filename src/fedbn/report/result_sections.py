@@ -1,0 +1,281 @@
+"""The first section: the numbers to remember, and the summary table.
+
+The sections on how training went: learning curves, gains by client, convergence.
+
+Several runs side by side: what came out of each, and in what they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedbn.report.charts import accuracy_range, gain_bars, looks, loss_span, panel, sample
+from fedbn.report.contents import MOST_LABELS, RunContents, Scores
+from fedbn.report.document import (
+    Beside,
+    Cell,
+    Figures,
+    Part,
+    Section,
+    Text,
+    Tile,
+    Tiles,
+    remark,
+    table,
+)
+from fedbn.results.aggregate import MEAN, Duel, Gain, Row, Summary, loss_curves, reached
+from fedbn.results.comparison import changes
+from fedbn.results.figures import colours
+from fedbn.text import bytes_said, counted, points_said, spread
+
+_MOST_COLUMNS, _MOST_ROWS, _AT_AN_END = 9, 40, 10
+
+
+def glance(scores: Scores) -> list[Part]:
+    """The numbers to remember."""
+    tiles = []
+    ranked = [row for row in scores.summary.rows if MEAN in row.cells]
+    if ranked:
+        best = max(ranked, key=lambda row: row.cells[MEAN].mean)
+        detail = f"best of {counted(len(ranked), 'method')}, mean of clients"
+        tiles.append(Tile(f"{best.cells[MEAN]} %", f"test accuracy of {best.label}", detail))
+    fight = scores.duel
+    if fight and fight.mean:
+        better = sum(gain.mean > 0 for gain in fight.gains)
+        detail = f"better for {better:,} of {counted(len(fight.gains), 'client')}"
+        tiles.append(
+            Tile(f"{points_said(fight.mean.mean)} points", f"{fight.new} over {fight.old}", detail)
+        )
+        tiles += _speed(scores, fight)
+    tiles += _kept(scores.run, fight.new if fight else None)
+    return [Tiles(tuple(tiles))] if tiles else []
+
+
+def _speed(scores: Scores, fight: Duel) -> list[Tile]:
+    curves = {curve.label: curve for curve in scores.curves.get(MEAN, [])}
+    if fight.old not in curves or fight.new not in curves:
+        return []
+    old = curves[fight.old]
+    at = reached([curves[fight.new]], old.mean[-1])[fight.new]
+    if at is None or at > old.rounds[-1]:
+        return []
+    label = f"{fight.new} is where {fight.old} ends"
+    return [Tile(f"round {at}", label, f"{fight.old} took {counted(old.rounds[-1], 'round')}")]
+
+
+def _kept(run: RunContents, method: str | None) -> list[Tile]:
+    for exchange in run.exchanges:
+        if exchange.method == (method or "fedbn") and exchange.local and exchange.kept:
+            share = 100 * exchange.kept / (exchange.kept + exchange.shared[1])
+            detail = counted(exchange.local[0], "entry", "entries")
+            detail = f"{bytes_said(exchange.kept)} in {detail}"
+            return [Tile(f"{share:.2g} %", "of the model never leaves a client", detail)]
+    return []
+
+
+def results(scores: Scores) -> Section:
+    """The summary table."""
+    summary = scores.summary
+    seeds = ", ".join(map(str, summary.seeds[:20])) + (" …" if len(summary.seeds) > 20 else "")
+    over = "mean ± standard deviation over seeds" if len(summary.seeds) > 1 else "seed"
+    when = "the round best on validation data" if scores.report == "best" else "the last round"
+    if not any(row.cells for row in summary.rows):
+        return Section("results", "Results", "", (remark("No client has been scored yet."),))
+    lead = f"Test accuracy in per cent at {when}, {over} {seeds}. The best is marked."
+    parts = [*glance(scores), *_tables(summary), *map(Text, summary.remarks)]
+    return Section("results", "Results", lead, tuple(parts))
+
+
+def _tables(summary: Summary) -> list[Part]:
+    best = {
+        c: max((r.cells[c].mean for r in summary.rows if c in r.cells), default=None)
+        for c in summary.columns
+    }
+
+    def cell(row: Row, name: str) -> Cell:
+        found = row.cells.get(name)
+        return Cell("–") if found is None else Cell(str(found), found.mean == best[name])
+
+    columns, rows = summary.columns, summary.rows
+    if len(columns) <= _MOST_COLUMNS:
+        body = [[Cell(row.label), *(cell(row, c) for c in columns)] for row in rows]
+        return [table("Test accuracy, %", ["method", *columns], body)]
+    names, said = _some_clients(summary)
+    body = [[Cell(name), *(cell(row, name) for row in rows)] for name in (MEAN, *names)]
+    header = ["client", *(row.label for row in rows)]
+    return [*([Text(said)] if said else []), table("Test accuracy, %", header, body)]
+
+
+def _some_clients(summary: Summary) -> tuple[list[str], str]:
+    """All clients, or of very many those at both ends."""
+    names = [c for c in summary.columns if c != MEAN]
+    if len(names) <= _MOST_ROWS:
+        return names, ""
+    last = summary.rows[-1]
+    ordered = (
+        sorted((c for c in names if c in last.cells), key=lambda name: last.cells[name].mean)
+        or names
+    )
+    said = (
+        f"Of {len(names):,} clients, the {_AT_AN_END} with the lowest and the {_AT_AN_END} with "
+        f"the highest accuracy under {last.label}; metrics.jsonl has all."
+    )
+    return [*ordered[:_AT_AN_END], *ordered[-_AT_AN_END:]], said
+
+
+_MOST_PANELS, _MOST_BARS = 11, 30
+
+
+def learning(scores: Scores) -> Section:
+    """Learning curves, a panel a client."""
+    curves = scores.curves
+    names = [name for name in curves if name != MEAN]
+    shown = [MEAN, *spread(names, _MOST_PANELS)] if MEAN in curves else spread(names, _MOST_PANELS)
+    span = accuracy_range([c for name in shown for c in curves[name]])
+    panels = tuple(
+        panel("Mean of clients" if name == MEAN else name, curves[name], scores.looks, span)
+        for name in shown
+    )
+    parts: list[Part] = [Figures(panels, scores.legend)] if panels else []
+    if len(names) > _MOST_PANELS:
+        parts.append(Text(f"{_MOST_PANELS} of {len(names):,} clients are drawn, evenly spread."))
+    if len(scores.summary.rows) > len(scores.rows):
+        parts.append(Text(f"The first {MOST_LABELS} of {len(scores.summary.rows)} rows are drawn."))
+    lead = (
+        "Test accuracy (%) after every scored round: the mean over seeds, shaded ± one standard "
+        "deviation. Point at a round for its numbers."
+    )
+    return Section("learning", "Learning curves", lead, tuple(parts) or (_unscored(),))
+
+
+def gains(scores: Scores) -> Section:
+    """What each client gains by FedBN."""
+    fight = scores.duel
+    if fight is None:
+        text = "Needs FedBN and FedAvg, scored for the same seed; this run does not have both."
+        return Section("gain", "Gain by client", "", (remark(text),))
+    kept = _some_gains(fight.gains)
+    seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
+    lead = f"Accuracy with {fight.new} minus accuracy with {fight.old}, client by client."
+    if seeds > 1:
+        lead += " A circle is one seed, the line ± one standard deviation over seeds."
+    rows = [[g.client, points_said(g.mean), _std(g)] for g in [*kept, *_mean(fight)]]
+    header = ["client", "gain, points", "std"]
+    numbers = table("In numbers", header, rows)
+    parts: list[Part] = [Beside((Figures((gain_bars(fight, kept),)), numbers))]
+    if len(kept) < len(fight.gains):
+        half = _MOST_BARS // 2
+        text = f"Of {len(fight.gains):,} clients, the {half} that gain least and the {half} most."
+        parts.append(Text(text))
+    return Section("gain", f"What clients gain by {fight.new}", lead, tuple(parts))
+
+
+def _some_gains(gains: Sequence[Gain]) -> list[Gain]:
+    if len(gains) <= _MOST_BARS:
+        return list(gains)
+    ordered = sorted(gains, key=lambda gain: gain.mean)
+    return [*ordered[: _MOST_BARS // 2], *ordered[-(_MOST_BARS // 2) :]]
+
+
+def _mean(fight: Duel) -> list[Gain]:
+    return [Gain("mean of clients", fight.mean.by_seed)] if fight.mean else []
+
+
+def _std(gain: Gain) -> str:
+    return f"{gain.std:.1f}" if len(gain.by_seed) > 1 else "–"
+
+
+def convergence(scores: Scores) -> Section:
+    """How fast methods learn: the training loss, and rounds until accuracies."""
+    panels = []
+    for metric, name in (("loss", "after the round"), ("training_loss", "while training")):
+        if curves := loss_curves(scores.run.records, scores.rows, metric):
+            span, log = loss_span(curves)
+            title = f"Training loss, {name}" + (" (log)" if log else "")
+            panels.append(panel(title, curves, scores.looks, span, "loss", log=log))
+    parts: list[Part] = [Figures(tuple(panels), scores.legend)] if panels else []
+    parts += _rounds_until(scores)
+    lead = (
+        "The loss on the clients' training data, mean over clients and seeds: of each client's "
+        "joined model once the server has combined the updates, and as clients see it while they "
+        "train, when BatchNorm uses the statistics of the batch."
+    )
+    return Section("convergence", "Convergence", lead, tuple(parts) or (_unscored(),))
+
+
+def _rounds_until(scores: Scores) -> list[Part]:
+    curves = scores.curves.get(MEAN, [])
+    if not curves:
+        return []
+    top = max(max(curve.mean) for curve in curves)
+    levels = [level for level in (50, 60, 70, 80, 85, 90, 95, 98, 99) if level <= top][-5:]
+    if not levels:
+        return []
+    found = [reached(curves, level) for level in levels]
+    rows = [[c.label, *(_or_dash(at[c.label]) for at in found)] for c in curves]
+    header = ["method", *(f"{level} %" for level in levels)]
+    return [table("First round at a mean test accuracy of", header, rows)]
+
+
+def _or_dash(round: int | None) -> str:
+    return "–" if round is None else str(round)
+
+
+def _unscored() -> Text:
+    return remark("No round has been scored yet.")
+
+
+_MOST_KEYS, _MOST_COMPARED = 60, 12
+
+
+def comparison(names: Sequence[str], runs: Sequence[Scores]) -> Section:
+    """Compare runs: mean accuracy by method, its curves, and the settings that differ."""
+    labels = list(dict.fromkeys(row.label for run in runs for row in run.summary.rows))
+    parts: list[Part] = [_accuracy(names, runs, labels), *_curves(names, runs)]
+    parts += _differences(names, runs)
+    lead = (
+        "Mean test accuracy of the clients, in per cent. Whether a difference is more than noise, "
+        "fedbn compare tells, two runs at a time."
+    )
+    return Section("comparison", "The runs side by side", lead, tuple(parts))
+
+
+def _accuracy(names: Sequence[str], runs: Sequence[Scores], labels: Sequence[str]) -> Part:
+    means = [{row.label: row.cells.get(MEAN) for row in run.summary.rows} for run in runs]
+    rows = []
+    for name, run, found in zip(names, runs, means, strict=True):
+        cells = []
+        for label in labels:
+            cell = found.get(label)
+            known = [m[label].mean for m in means if m.get(label)]  # type: ignore[union-attr]
+            best = cell is not None and cell.mean == max(known) and len(runs) > 1
+            cells.append(Cell("–" if cell is None else str(cell), best))
+        last = max((r["round"] for r in run.run.records), default=0)
+        rows.append([Cell(name), Cell(str(len(run.summary.seeds))), Cell(str(last)), *cells])
+    return table("Mean test accuracy, %", ["run", "seeds", "rounds", *labels], rows)
+
+
+def _curves(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:
+    drawn = [(n, r.curves[MEAN]) for n, r in zip(names, runs, strict=True) if MEAN in r.curves]
+    drawn = drawn[:_MOST_COMPARED]
+    if not drawn:
+        return []
+    labels = list(dict.fromkeys(curve.label for _, curves in drawn for curve in curves))
+    look = looks(labels, colours(labels))
+    span = accuracy_range([curve for _, curves in drawn for curve in curves])
+    panels = tuple(panel(name, curves, look, span) for name, curves in drawn)
+    return [Figures(panels, tuple((sample(look[name]), name) for name in labels))]
+
+
+def _differences(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:
+    first = runs[0].run.config
+    found: dict[str, list[str]] = {}
+    for place, run in enumerate(runs[1:], 1):
+        for change in changes(first, run.run.config):
+            key, a, b = change.words
+            row = found.setdefault(key, [a] * len(runs))
+            row[place] = b
+    if not found:
+        return [Text("Their configurations are the same.")]
+    rows = [[key, *values] for key, values in sorted(found.items())[:_MOST_KEYS]]
+    return [table("Where their configurations differ", ["key", *names], rows)]

@@ -1,0 +1,259 @@
+"""Shaded squares: confusion matrices, and how far clients lie from each other.
+
+How different the sites are: their BatchNorm statistics against each other, layer by layer.
+
+Examples as pictures inside the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from fedbn.report.contents import Array, Confusion, Example, Layer
+from fedbn.report.svg import (
+    drawing,
+    grid,
+    label,
+    linear,
+    numbered,
+    points,
+    short,
+    tag,
+    ticks,
+    uprights,
+)
+from fedbn.text import spread
+
+SHADE, WRONG = "#0072B2", "#D55E00"
+_SIDE = 300.0
+_MOST_WITH_NUMBERS = 12
+_MOST_SIGNS, _SIGN = 12, 6.2  # of a name, and the width of one
+MOST_CLASSES = 20
+
+
+def confusion_matrix(confusion: Confusion, classes: Sequence[str]) -> Markup:
+    """Draw a matrix: rows are true classes, columns what the model said, shades shares of a row."""
+    counts = confusion.counts
+    sums = np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    texts = [[str(n) if n else "" for n in row] for row in counts.tolist()]
+    right = float(np.trace(counts)) / max(1, int(counts.sum()))
+    name = confusion.client
+    if confusion.domain != confusion.client:
+        name = f"{confusion.client} on {confusion.domain}"
+    title = f"{short(name, 26)} · {100 * right:.1f} %"
+    spoken = f"Confusion matrix of {name}: {100 * right:.1f} % of {int(counts.sum())} right"
+    parts, height = _matrix(counts / sums, texts, classes, wrong=True)
+    said = {"text_anchor": "end", "class_": "faint"}
+    legend = tag("text", "rows: true · columns: predicted", x=_SIDE, y=height + 12, **said)
+    head = label(0, 12, title, most=60, class_="title")
+    return drawing(_SIDE, height + 16, spoken, head, *parts, legend)
+
+
+def distance_matrix(far: Array, names: Sequence[str], title: str) -> Markup:
+    """Draw how far clients lie from each other, darker for farther."""
+    top = float(far.max(initial=0.0)) or 1.0
+    texts = [[f"{d:.2f}" if d < 10 else f"{d:.0f}" for d in row] for row in far.tolist()]
+    pairs = [(float(far[i, j]), names[i], names[j]) for i in range(len(far)) for j in range(i)]
+    spoken = f"{title}: distances between {len(names)} clients"
+    if pairs:
+        most, least = max(pairs), min(pairs)
+        spoken += f"; farthest {most[1]} and {most[2]}, nearest {least[1]} and {least[2]}"
+    parts, height = _matrix(far / top, texts, names, wrong=False)
+    head = label(0, 12, title, most=40, class_="title")
+    return drawing(_SIDE, height + 2, spoken, head, *parts)
+
+
+def mistakes(confusion: Confusion, classes: Sequence[str], most: int = 5) -> list[str]:
+    """Say which classes were taken for which, the most frequent first."""
+    wrong = confusion.counts.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(wrong, axis=None)[::-1][:most]
+    pairs = [np.unravel_index(place, wrong.shape) for place in order]
+    return [f"{classes[i]} → {classes[j]} ({wrong[i, j]})" for i, j in pairs if wrong[i, j]]
+
+
+def _matrix(
+    shades: Array, texts: Sequence[Sequence[str]], names: Sequence[str], *, wrong: bool
+) -> tuple[list[Markup], float]:
+    """Draw a square of names against names; returns it and its height."""
+    longest = max(len(short(name, _MOST_SIGNS)) for name in names)
+    left = 18 + _SIGN * longest
+    wide = (_SIDE - left) / len(names)
+    slanted = _SIGN * longest > wide
+    beyond = max(0.0, 0.7 * _SIGN * longest - wide / 2) if slanted else 0.0  # of the last name
+    cell = (_SIDE - left - beyond) / len(names)
+    top = 40 + (3.6 * longest if slanted else 0)
+    parts = _names(names, left, top, cell, slanted=slanted)
+    for i, row in enumerate(names):
+        for j, column in enumerate(names):
+            share = float(shades[i][j])
+            x, y = left + cell * j, top + cell * i
+            tip = tag("title", f"{row} → {column}: {texts[i][j] or '0'}")
+            colour = WRONG if wrong and i != j and share else SHADE
+            box = {"x": x, "y": y, "width": cell - 1, "height": cell - 1, "rx": 1.5}
+            shade = {"fill": colour, "fill_opacity": 0.05 + 0.6 * share}
+            parts.append(tag("rect", tip, **box, **shade))
+            if len(names) <= _MOST_WITH_NUMBERS and texts[i][j]:
+                parts.append(_number(texts[i][j], x + cell / 2, y + cell / 2, cell))
+    return parts, top + cell * len(names)
+
+
+def _names(
+    names: Sequence[str], left: float, top: float, cell: float, *, slanted: bool
+) -> list[Markup]:
+    """Write the names to the left and above; fewer where it is tight."""
+    found = []
+    for i, name in list(enumerate(names))[:: max(1, math.ceil(11 / cell))]:
+        middle = cell * (i + 0.5)
+        found.append(label(left - 5, top + middle + 3.5, name, "end", most=_MOST_SIGNS))
+        x, y = left + middle, top - 5
+        turned = {"transform": f"rotate(-45 {x:.1f} {y:.1f})"} if slanted else {}
+        anchor = "start" if slanted else "middle"
+        found.append(label(x, y, name, anchor, most=_MOST_SIGNS, **turned))
+    return found
+
+
+def _number(text: str, x: float, y: float, cell: float) -> Markup:
+    size = min(11.0, 1.7 * cell / max(2, len(text)))
+    style = f"font-size:{size:.1f}px"
+    return tag("text", text, x=x, y=y + size * 0.35, text_anchor="middle", style=style)
+
+
+_WIDTH, _HEIGHT = 320.0, 274.0
+_BOX = (44.0, 30.0, 312.0, 246.0)
+_MOST_CHANNELS = 128
+MOST_LINES = 8
+
+
+def distances(layer: Layer) -> Array:
+    r"""Measure how far the clients' statistics of a layer lie apart.
+
+    The Fréchet distance of two Gaussians a channel, in units of their common deviation:
+
+    $$d^2 = \frac1C \sum_c
+      \frac{(\mu_c - \mu'_c)^2 + (\sigma_c - \sigma'_c)^2}{(\sigma_c^2 + \sigma_c'^2)/2}$$
+
+    Examples:
+        >>> one = Layer("bn", ("a", "b"), np.array([[0.0], [3.0]]), np.array([[1.0], [1.0]]))
+        >>> distances(one).tolist()
+        [[0.0, 3.0], [3.0, 0.0]]
+    """
+    far = np.zeros((len(layer.mean),) * 2)
+    deviation = np.sqrt(layer.variance)
+    for i in range(len(far)):
+        apart = (layer.mean - layer.mean[i]) ** 2 + (deviation - deviation[i]) ** 2
+        common = (layer.variance + layer.variance[i]) / 2
+        far[i] = np.sqrt((apart / np.maximum(common, 1e-12)).mean(axis=1))
+    return far
+
+
+def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
+    """Draw a bar a layer: the mean distance of two clients, and a line up to the farthest pair."""
+    rows = [_pairs(far) for far in matrices]
+    top = max((float(pairs.max(initial=0)) for pairs in rows), default=1.0) or 1.0
+    names, row, width = 108.0, 22.0, 360.0
+    bottom = 24 + row * len(rows)
+    across = linear(0, top * 1.05, names + 4, width - 10)
+    parts = [uprights(across, (0, top * 1.05), bottom)]
+    for i, (layer, pairs) in enumerate(zip(layers, rows, strict=True)):
+        y, mean, most = 24 + row * i, float(pairs.mean()), float(pairs.max())
+        tip = tag("title", f"{layer.title}: mean {mean:.2f}, farthest pair {most:.2f}")
+        name = label(names - 4, y + row / 2 + 4, layer.title, "end", most=15)
+        box = {"x": names + 4, "width": across(mean) - names - 4, "y": y + 4, "height": row - 8}
+        bar = tag("rect", **box, fill="#009E73", fill_opacity=0.7, rx=2)
+        line = tag(
+            "line",
+            x1=across(mean),
+            x2=across(most),
+            y1=y + row / 2,
+            y2=y + row / 2,
+            stroke="currentColor",
+        )
+        dot = tag("circle", cx=across(most), cy=y + row / 2, r=2.2, fill="currentColor")
+        parts.append(tag("g", tip, name, bar, line, dot))
+    spoken = "; ".join(
+        f"{layer.title} {float(p.mean()):.2f}" for layer, p in zip(layers, rows, strict=True)
+    )
+    return drawing(
+        width,
+        bottom + 22,
+        f"Mean distance of two clients, by layer: {spoken}",
+        label(0, 12, "Distance of two clients: mean, and farthest pair", most=60, class_="title"),
+        *parts,
+    )
+
+
+def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Markup:
+    """Draw a statistic over channels, ordered by the clients' mean, a line a client."""
+    values = np.sqrt(layer.variance) if deviation else layer.mean
+    order = spread(np.argsort(values.mean(axis=0)).tolist(), _MOST_CHANNELS)
+    shown = [i for i, name in enumerate(layer.clients) if name in colours]
+    some = values[shown][:, order]
+    low, high = float(some.min()), float(some.max())
+    room = 0.05 * (high - low) or 0.5
+    left, top, right, bottom = _BOX
+    across = linear(0, max(1, len(order) - 1), left + 4, right - 4)
+    up = linear(low - room, high + room, bottom, top)
+    what = "standard deviation" if deviation else "mean"
+    ys = [(up(t), numbered(t)) for t in ticks(low - room, high + room, 6)]
+    lines = []
+    for row, i in zip(some.tolist(), shown, strict=True):
+        name = layer.clients[i]
+        place = points(map(across, range(len(order))), map(up, row))
+        look = {"fill": "none", "stroke": colours[name], "stroke_width": 1.6}
+        lines.append(tag("polyline", tag("title", name), points=place, **look))
+    count = f"{len(order)} of {values.shape[1]}" if len(order) < values.shape[1] else len(order)
+    return drawing(
+        _WIDTH,
+        _HEIGHT,
+        f"Running {what} of {layer.title} over {count} channels, a line each of "
+        f"{len(shown)} clients, from {low:.2g} to {high:.2g}",
+        label(10, 14, f"{layer.title}: running {what}", most=48, class_="title"),
+        grid([], ys, _BOX),
+        *lines,
+        tag(
+            "text",
+            f"{count} channels, in order",
+            x=right,
+            y=bottom + 16,
+            text_anchor="end",
+            class_="faint",
+        ),
+    )
+
+
+def _pairs(far: Array) -> Array:
+    return far[np.triu_indices(len(far), 1)] if len(far) > 1 else np.zeros(1)
+
+
+_PIXELS = 96
+
+
+def picture(example: Example) -> Markup:
+    """Show an example with its class, and with what the model took it for."""
+    sure = f"{100 * example.probability:.0f} %"
+    spoken = f"{example.true}, predicted {example.predicted} ({sure})"
+    source = f"data:image/png;base64,{base64.b64encode(png(example)).decode()}"
+    said = f"✓ {short(example.true, 14)}"
+    if not example.right:
+        said = f"✗ {short(example.true, 14)} → {short(example.predicted, 14)}"
+    small = max(example.pixels.shape[:2]) < _PIXELS
+    image = tag("img", src=source, alt=spoken, title=spoken, class_="pixels" if small else None)
+    caption = tag("figcaption", said, tag("small", sure), dir="auto")
+    return tag("figure", image, caption, class_="right" if example.right else "wrong")
+
+
+def png(example: Example) -> bytes:
+    """Encode a picture, made smaller where it is large."""
+    image = Image.fromarray(example.pixels)
+    image.thumbnail((_PIXELS, _PIXELS))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

@@ -1,0 +1,330 @@
+"""A site that never trained gets a local part of its own (the paper's appendix on new clients).
+
+FedBN's shared part has no BatchNorm, so a new site needs one. Three ways, none of which sees
+another site's data:
+
+- `average`: the mean of the training clients' BatchNorm affine, and the exact statistics of the
+  new site's own, unlabelled data: "the new client can use the averaged trainable BN parameters
+  learned at existing FL clients, and compute the (mean, variance) on its own data".
+- `reestimate`: the affine of the nearest client, or of one that is named; statistics as before.
+- `finetune`: from there, BatchNorm's affine alone is trained on the site's labelled data.
+
+Where a method shares the affine (SiloBN) or all of BatchNorm (FedAvg), the shared values stand in
+for the mean and for the nearest client's, so that `average` and `reestimate` are the same; the
+statistics are the site's own all the same, in place of the shared ones.
+
+All ways to adapt a site, scored on data that none of them saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from fedbn.core.bn_statistics import CHUNK
+from fedbn.core.engine import one_torch_thread, run
+from fedbn.core.federation import Client, Split
+from fedbn.core.randomness import generator, number, seeded, stratified
+from fedbn.core.rounds import local_train
+from fedbn.core.state import Kind, State, entries
+from fedbn.data.arrays import labels_of
+from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
+from fedbn.runs.folder import RunFolder
+from fedbn.trained.evaluation import Outcomes, Value, scores
+from fedbn.trained.joining import joining_plan, joining_state
+from fedbn.trained.local_parts import (
+    FEW,
+    AdaptedSite,
+    Bench,
+    Distances,
+    HeldSite,
+    Site,
+    check_site,
+    fingerprint,
+    place_of,
+    write,
+)
+from fedbn.trained.trained_run import Trained, probabilities, samples_of
+
+How = Literal["average", "reestimate", "finetune"]
+HOWS: tuple[str, ...] = get_args(How)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a site is adapted.
+
+    Attributes:
+        how: The way.
+        like: The client whose affine is taken; the nearest unless given.
+        epochs: Passes over the labelled data, for `finetune`.
+        chunk: Samples at a time, for the statistics.
+    """
+
+    how: How = "average"
+    like: str | None = None
+    epochs: int = 50
+    chunk: int = CHUNK
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A new site's own entries, and what is to be said of them."""
+
+    options: Options
+    like: str | None
+    own: State
+    distances: Distances
+    warnings: tuple[str, ...]
+
+    def facts(self, trained: Trained, data: Split, labelled: bool) -> dict[str, Any]:
+        """Collect what the site's manifest tells."""
+        plan = trained.plan
+        return {
+            "how": self.options.how,
+            "like": self.like,
+            "method": plan.method.name,
+            "setting": plan.setting,
+            "seed": plan.seed,
+            "round": trained.state.round,
+            "shared": fingerprint(trained.state.shared),
+            "samples": len(data),
+            "labelled": labelled,
+            "data": _hash(data, labelled),
+            "distances": dict(self.distances.to),
+            "largest_known_distance": self.distances.among,
+            "warnings": list(self.warnings),
+        }
+
+
+def adapt(trained: Trained, data: Split, labelled: bool, options: Options) -> Adaptation:
+    """Make a local part for a site that never trained.
+
+    Args:
+        trained: The run.
+        data: The site's samples; labels are read by `finetune` only.
+        labelled: Whether the labels of `data` mean anything.
+        options: How.
+    """
+    bench = Bench(trained, options.chunk)
+    _check(bench, options, labelled)
+    with one_torch_thread():
+        apart = bench.distances(data.x)
+        like = _like(bench, options, apart)
+        bench.become(like) if like else bench.average()
+        bench.measure(data.x)
+        if options.how == "finetune":
+            _finetune(bench, data, options.epochs)
+            bench.measure(data.x)
+    return Adaptation(options, like, bench.own(), apart, tuple(_warnings(apart, data)))
+
+
+def _like(bench: Bench, options: Options, apart: Distances) -> str | None:
+    """Whose local part to begin with; None for the mean of all."""
+    if options.like or not bench.local_statistics:
+        return options.like
+    return apart.nearest if options.how == "reestimate" or not bench.shares else None
+
+
+def with_site(
+    trained: Trained,
+    site: str,
+    data: Split,
+    labelled: bool,
+    options: Options,
+    *,
+    store: bool = False,
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[Trained, Adaptation]:
+    """Adapt a site, and give the run with it.
+
+    Args:
+        trained: The run.
+        site: What to call the site.
+        data: Its samples.
+        labelled: Whether the labels of `data` mean anything.
+        options: How.
+        store: Write the site beside the run, as one of its clients from now on.
+        facts: What else its manifest should hold.
+    """
+    check_site(site, tuple(client.name for client in trained.plan.federation.clients))
+    if store and trained.folder is None:
+        raise ConfigError("the run has no folder to store a site in; give `fit` an `out`")
+    made = adapt(trained, data, labelled, options)
+    told = {**made.facts(trained, data, labelled), **(facts or {})}
+    held = HeldSite(site, made.own, told)
+    kept: Site = _stored(trained, held) if store else held
+    return replace(trained, adapted={**trained.adapted, site: kept}), made
+
+
+def _stored(trained: Trained, site: HeldSite) -> AdaptedSite:
+    assert trained.folder is not None
+    folder, plan = RunFolder(trained.folder), trained.plan
+    place = place_of(folder, plan.method.name, plan.setting, plan.seed)
+    with folder.locked():
+        return write(place, site.name, site.own, site.facts)
+
+
+def split_of(trained: Trained, x: Any, y: Any = None) -> Split:
+    """Check samples, and labels where there are some, against the run."""
+    samples = samples_of(x, trained.inputs)
+    if y is None:
+        return Split(samples, torch.zeros(len(samples), dtype=torch.int64))
+    labels = labels_of(y, len(samples), trained.plan.federation.classes)
+    return Split(samples, torch.from_numpy(labels))
+
+
+def options_of(**options: Any) -> Options:
+    """Check the options of an adaptation."""
+    made = Options(**options)
+    if made.how not in HOWS:
+        raise ConfigError(unknown("way to adapt", str(made.how), HOWS))
+    if made.epochs < 1 or made.chunk < 1:
+        raise ConfigError(
+            f"epochs = {made.epochs}, chunk = {made.chunk}: legal are whole numbers from 1"
+        )
+    return made
+
+
+def _check(bench: Bench, options: Options, labelled: bool) -> None:
+    clients = bench.state.local
+    if options.like is not None and options.like not in clients:
+        raise ConfigError(f"--like: {unknown('client', options.like, clients)}")
+    method = bench.trained.plan.method.name
+    if not bench.normalises:
+        raise ModelError(
+            f"the model has no BatchNorm statistics: {method}'s model is the same for a new site "
+            "as for the others; `fedbn predict` with any client"
+        )
+    if not bench.shares and options.how == "average":
+        raise ConfigError(
+            f"{method} shares nothing, and the mean of networks that were trained apart is none; "
+            "legal are --how reestimate, and --how finetune --like CLIENT"
+        )
+    if options.how == "finetune" and not labelled:
+        raise DataError("--how finetune needs labelled data; average and reestimate need none")
+
+
+def _finetune(bench: Bench, data: Split, epochs: int) -> None:
+    """Train BatchNorm's affine and nothing else, with the run's optimiser."""
+    plan, model = bench.trained.plan, bench.replica.model
+    affine = {e.name for e in entries(model) if e.kind is Kind.BN_AFFINE and e.trainable}
+    if not affine:
+        raise ModelError("--how finetune: BatchNorm has no trainable affine in this model")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in affine)
+    training = replace(
+        plan.training, local_epochs=epochs, local_steps=None, unequal="own", device="cpu"
+    )
+    steps = training.steps(len(data), len(data))
+    with seeded(number(plan.seed, "finetune")):
+        draws = generator(plan.seed, "finetune order")
+        loss = local_train(model, data, training, steps, draws, objective=plan.objective)
+        bench.replica.collect()
+    if not loss < float("inf") or bench.replica.local.unusable() or bench.replica.shared.unusable():
+        raise ModelError(
+            f"--how finetune: the loss is not finite with the run's lr {training.lr:g}; average "
+            "and reestimate need no training"
+        )
+
+
+def _warnings(apart: Distances, data: Split) -> list[str]:
+    found = []
+    if len(data) < FEW:
+        found.append(f"{len(data)} samples are few: statistics from fewer than {FEW} are noisy")
+    if apart.far:
+        found.append(
+            f"the site is far from every known one: {apart.to[apart.nearest]:.2f} from "
+            f"{apart.nearest}, while known sites are at most {apart.among:.2f} apart; score it on "
+            "labelled data (--compare) before it is relied on, or let it train (--how join)"
+        )
+    return found
+
+
+def _hash(data: Split, labelled: bool) -> str:
+    digest = hashlib.sha256()
+    for tensor in (data.x, *([data.y] if labelled else [])):
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One way's accuracy with its interval, or why it has none."""
+
+    how: str
+    accuracy: Value | None
+    reason: str = ""
+
+
+def divided(data: Split, test: Split | None, site: str) -> tuple[Split, Split]:
+    """Data to adapt with and data to score on: halves, class by class, unless a test is given."""
+    if test is not None:
+        return data, test
+    adapting, scoring = stratified(data.y, _HALF, generator(0, "compare", client=site))
+    if len(adapting) < 2 or not len(scoring):
+        raise DataError(f"{len(data)} samples: too few to hold a half out; give --test PATH")
+    return data.take(adapting), data.take(scoring)
+
+
+def compare(
+    trained: Trained, site: str, data: Split, test: Split, options: Options, rounds: int | None
+) -> Iterator[Compared]:
+    """Score every way; what cannot be done here is told with its reason.
+
+    Args:
+        trained: The run.
+        site: The new site's name.
+        data: Labelled samples to adapt with.
+        test: Labelled samples that no way sees.
+        options: For all ways; `how` is not looked at.
+        rounds: Score `join` too, after so many rounds; None to leave it out.
+    """
+    nearest = None
+    for how in HOWS:
+        chosen = replace(options, how=how)  # type: ignore[arg-type]
+        try:
+            made = adapt(trained, data, True, chosen)
+        except FedbnError as error:
+            yield Compared(how, None, str(error))
+            continue
+        nearest = made.distances.nearest
+        held = HeldSite(site, made.own, {})
+        with_site = replace(trained, adapted={**trained.adapted, site: held})
+        yield Compared(how, _accuracy(with_site, site, test))
+    yield _joined(trained, Client(site, site, data, {site: test}), test, rounds)
+    if nearest is not None and nearest in trained.state.local:
+        yield Compared(f"{nearest}'s model as it is", _accuracy(trained, nearest, test))
+
+
+def best(found: list[Compared]) -> str:
+    """The way that scored best; of equals the first."""
+    scored = [one for one in found if one.accuracy is not None and one.how in (*HOWS, "join")]
+    if not scored:
+        raise DataError("; ".join(f"{one.how}: {one.reason}" for one in found if one.reason))
+    return max(scored, key=lambda one: one.accuracy[0] if one.accuracy else 0.0).how
+
+
+def _joined(trained: Trained, client: Client, test: Split, rounds: int | None) -> Compared:
+    if rounds is None:
+        return Compared("join", None, "trains on the run's data: --rounds N scores it too")
+    try:
+        plan = joining_plan(trained, client, rounds)
+        state = run(plan, start=joining_state(trained, client))
+    except FedbnError as error:
+        return Compared("join", None, str(error))
+    name = "all" if plan.method.pooled else client.name
+    return Compared("join", _accuracy(Trained(plan, state, (), None), name, test))
+
+
+def _accuracy(trained: Trained, client: str, test: Split) -> Value:
+    proba = probabilities(trained.model(client), test.x)
+    return scores(Outcomes(proba, test.y.numpy()))["accuracy"]

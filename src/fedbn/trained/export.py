@@ -1,0 +1,222 @@
+"""A client's model as a file that runs without fedbn, checked before it is kept, with its card.
+
+The file holds what the server shares and what this client keeps, and nothing of another client's.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbn._version import __version__
+from fedbn.core.bn_folding import fold
+from fedbn.core.randomness import generator
+from fedbn.errors import ConfigError, FedbnError, ModelError, unknown
+from fedbn.runs.folder import RunFolder, explained, folder_name, write_atomically
+from fedbn.trained.export_formats import FORMATS, Run
+from fedbn.trained.model_card import model_card
+from fedbn.trained.trained_run import Trained
+
+TOLERANCE = 1e-4
+_SAMPLES = 32
+_LONGEST = 200  # bytes of a file's name, before its suffix
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the file's outputs compare with the model's.
+
+    Attributes:
+        samples: On how many samples, and
+        inputs: what these were.
+        worst: The largest difference of an output, and
+        largest: the largest output.
+    """
+
+    samples: int
+    inputs: str
+    worst: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export left.
+
+    Attributes:
+        file: The model.
+        card: What there is to know of it, beside it.
+        bytes: The size of the file.
+        agreement: How it was checked.
+        folded: BatchNorm layers that are no more in the model, with the layers that took them in.
+    """
+
+    file: Path
+    card: Path
+    bytes: int
+    agreement: Agreement
+    folded: dict[str, str]
+
+
+def export(
+    trained: Trained,
+    client: str,
+    format: str = "safetensors",
+    *,
+    out: str | Path | None = None,
+    fold_bn: bool = False,
+    force: bool = False,
+) -> Exported:
+    """Write a client's model as a file that runs without fedbn, and its card.
+
+    Args:
+        trained: The run.
+        client: Whose model, a training client's or an adapted site's.
+        format: `safetensors`, `onnx` or `torch-export`.
+        out: The file, or a folder for it; `exports` in the run's folder unless given.
+        fold_bn: Fold BatchNorm into the layers before it.
+        force: Replace files that are there.
+
+    Raises:
+        ModelError: The file would not give the model's outputs within 1e-4; nothing is kept.
+    """
+    if format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    chosen = FORMATS[format]
+    chosen.check_installed(format)
+    original = trained.model(client)  # refuses an unknown client before anything is made
+    file = _place(trained, client, out, chosen.suffix)
+    card = file.with_name(f"{file.name}.md")
+    _check_free([file, card], force)
+    x, inputs = _samples(trained, client)
+    model = _standing_alone(trained, original)
+    folded = _fold(model, x) if fold_bn else {}
+    facts = _facts(trained, client, format, folded)
+    content = chosen.save(model, tuple(x.shape[1:]), facts)
+    agreement = _checked(original, chosen.load(content, model), x, inputs)
+    text = model_card(trained, client, facts, agreement.__dict__, file.name, len(content))
+    with explained(file.parent, ConfigError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)
+    write_atomically(card, text.encode())
+    return Exported(file, card, len(content), agreement, folded)
+
+
+def _place(trained: Trained, client: str, out: str | Path | None, suffix: str) -> Path:
+    plan = trained.plan
+    setting = [] if plan.setting == "default" else [plan.setting]
+    words = folder_name("-".join([client, plan.method.name, *setting, f"seed-{plan.seed}"]))
+    name = words.encode()[:_LONGEST].decode(errors="ignore") + suffix
+    if out is not None:
+        path = Path(out)
+        return path / name if path.is_dir() or str(out).endswith("/") else path
+    if trained.folder is None:
+        raise ConfigError("the run has no folder: say where the file goes, with out=")
+    return trained.folder / "exports" / name
+
+
+def _check_free(files: list[Path], force: bool) -> None:
+    for file in files:
+        if file.is_dir() or (file.exists() and not force):
+            raise ConfigError(f"{file} is there already; choose another --out, or --force")
+
+
+def _samples(trained: Trained, client: str) -> tuple[Tensor, str]:
+    """Some test samples of the client, where its data can be had; else noise."""
+    try:
+        found = {each.name: each for each in trained.federation.clients}
+        test = next(iter(found[client].tests.values()))
+        return test.batch(slice(0, _SAMPLES))[0].cpu(), f"test samples of {client}"
+    except (FedbnError, KeyError, StopIteration, OSError):
+        shape = trained.plan.federation.input_shape
+        draws = generator(0, "export")
+        return torch.randn(_SAMPLES, *shape, generator=draws), "random samples"
+
+
+def _standing_alone(trained: Trained, original: nn.Module) -> nn.Module:
+    """A copy whose tensors have memory of their own, and of nothing else."""
+    model = copy.deepcopy(trained.plan.initial_model).cpu()
+    model.load_state_dict(original.state_dict())
+    return model.eval().requires_grad_(False)
+
+
+def _fold(model: nn.Module, x: Tensor) -> dict[str, str]:
+    """Fold BatchNorm in place; returns the layer that took in each norm."""
+    twin = fold(model, x[:2], ["plain"])
+    if twin is None:
+        raise ModelError(
+            "--fold-bn: nothing to fold; BatchNorm must come right after a linear or convolutional "
+            "layer, in a model that torch.fx can trace"
+        )
+    twin.refresh()
+    names = {id(module): name for name, module in model.named_modules()}
+    found = {names[id(norm)]: names[id(layer)] for layer, norm, _ in twin.pairs}
+    for layer, norm, both in twin.pairs:
+        model.set_submodule(names[id(layer)], copy.deepcopy(both))
+        model.set_submodule(names[id(norm)], nn.Identity())
+    return found
+
+
+def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -> dict[str, Any]:
+    """What a reader of the file needs to know; plain values."""
+    plan, inputs = trained.plan, trained.inputs
+    config = RunFolder(trained.folder).read_request() if trained.folder else {}
+    section = config.get("model", {})
+    return {
+        "client": client,
+        "format": format,
+        "classes": list(plan.federation.classes),
+        "data": plan.federation.name,
+        "fedbn": __version__,
+        "folded": folded,
+        "input_shape": list(plan.federation.input_shape),
+        "method": plan.method.name,
+        "model": section.get("name") or type(plan.initial_model).__name__,
+        "model_args": section.get("args", {}),
+        "preparation": inputs.get("preparation") or {},
+        "round": trained.state.round,
+        "scaling": _scaling(str(inputs.get("dtype"))),
+        "seed": plan.seed,
+        "setting": plan.setting,
+        "torch": torch.__version__,
+    }
+
+
+def _scaling(dtype: str) -> str:
+    if dtype == "uint8":
+        return "pixels from 0 to 255, as float32: x / 127.5 - 1"
+    return "float32 numbers as they are in the data"
+
+
+def _checked(original: nn.Module, run: Run, x: Tensor, inputs: str) -> Agreement:
+    """Compare outputs on one batch and on a single sample; refuse what is too far off."""
+    gaps, largest = [], 0.0
+    with torch.inference_mode():
+        for some in (x, x[:1]):
+            expected = original(some)
+            try:
+                found = run(some)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                raise ModelError(
+                    f"the exported model fails on {len(some)} sample(s): {reason}; nothing is kept"
+                ) from error
+            if found.shape != expected.shape:
+                raise ModelError(
+                    f"the exported model gives {tuple(found.shape)} in place of "
+                    f"{tuple(expected.shape)}; nothing is kept"
+                )
+            gaps.append(float((found - expected).abs().max()))
+            largest = max(largest, float(expected.abs().max()))
+    worst = float(torch.tensor(gaps).max())  # which is NaN where one is
+    if not worst <= TOLERANCE * max(1.0, largest):
+        raise ModelError(
+            f"the exported model's outputs are off by up to {worst:.3g} (outputs reach "
+            f"{largest:.3g}; legal is {TOLERANCE:g}); nothing is kept"
+        )
+    return Agreement(len(x), inputs, worst, largest)

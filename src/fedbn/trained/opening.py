@@ -1,0 +1,232 @@
+"""Opening a run folder: which jobs are in it, and the trained result of one of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from fedbn import registry
+from fedbn.core.federation import Federation
+from fedbn.core.method import Method
+from fedbn.core.plan import Plan
+from fedbn.core.rounds import Record, RunState, initial_state
+from fedbn.data.arrays import Data, federation_of
+from fedbn.errors import ConfigError, DamagedRun, unknown
+from fedbn.experiments.configuration import IN_PYTHON, held_experiment
+from fedbn.experiments.environment import facts_for, sketch
+from fedbn.experiments.jobs import Job, Key, method_of, named_jobs
+from fedbn.experiments.planner import Planner
+from fedbn.experiments.runner import reached
+from fedbn.experiments.schema import Experiment
+from fedbn.experiments.sources import named_files
+from fedbn.runs import checkpoints, metrics
+from fedbn.runs.folder import RunFolder
+from fedbn.trained import local_parts
+from fedbn.trained.trained_run import Trained
+
+Notes = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """One job of a run folder, and how far it has come."""
+
+    method: str
+    setting: str
+    seed: int
+    rounds_done: int
+    rounds: int
+
+
+def jobs_of(path: str | Path, *, trust: str | Iterable[str] = ()) -> list[JobInfo]:
+    """List the jobs of a run folder, in their order.
+
+    Args:
+        path: The run folder.
+        trust: Modules that it may name, as for `open_run`; needed only where its methods are a
+            user's own and `method.mu` is a list.
+    """
+    registry.trust(trust)
+    folder = RunFolder(path)
+    return [
+        JobInfo(
+            *key,
+            rounds_done=max((n for n, _ in checkpoints.rounds(folder.job(*key))), default=0),
+            rounds=setting.experiment.training.total_rounds,
+        )
+        for key, (_, setting) in named_jobs(held_experiment(folder)).items()
+    ]
+
+
+def open_run(
+    path: str | Path,
+    *,
+    method: str | Method | None = None,
+    seed: int | None = None,
+    setting: str | None = None,
+    data: Data | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    trust: str | Iterable[str] = (),
+    notes: Notes = lambda text: None,
+) -> Trained:
+    """Open a run: its newest whole checkpoint, its numbers and the sites adapted since.
+
+    The training data is not read before `Trained.federation` asks for it.
+
+    Args:
+        path: The run folder.
+        method: Which of its methods; FedBN if the run has it, else its first, unless given.
+        seed: Which seed; the first unless given.
+        setting: Which setting of a sweep; the first unless given.
+        data: The data, where the run was started with arrays or a `Federation`.
+        model: The model or the function that makes it, where the run was started with one.
+        trust: Modules that the folder may name as `module:callable`, which runs their code. What
+            was named in this process before is trusted.
+        notes: Hears remarks, for example `print`.
+
+    Returns:
+        The result, as `fedbn.fit` gives it.
+    """
+    registry.trust(trust)
+    folder = RunFolder(path)
+    job = _job(folder, method, seed, setting)
+    _check_local(folder.job(*job.key))
+    own = _maker(job, model)
+    given = None if data is None else federation_of(data)
+    facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
+    loader = _Loader(folder, job.setting.experiment, given, notes)
+    known = sketch(facts) if facts else loader()
+    plan = Planner(known, own).plan(_without_data(job))
+    state = _state(folder, job, plan, notes)
+    file = folder.job(*job.key) / "metrics.jsonl"
+    records = tuple(Record(**record) for record in metrics.read(file))
+    sites = local_parts.find(folder, *job.key)
+    return Trained(plan, state, records, folder.path, sites, loader, facts)
+
+
+class _Loader:
+    """Loads a run's data, once."""
+
+    def __init__(
+        self, folder: RunFolder, experiment: Experiment, given: Federation | None, notes: Notes
+    ):
+        self._folder, self._notes = folder, notes
+        self._experiment = experiment
+        self._given = given
+        self._found: Federation | None = None
+
+    def __call__(self) -> Federation:
+        if self._found is None:
+            if self._given is None and self._experiment.data.name == IN_PYTHON:
+                raise ConfigError(
+                    f"{self._folder.path}: its data was given in Python and is not on disk; "
+                    "open it with open_run(..., data=...), or name a data set with --data"
+                )
+            self._found = Planner(self._given).federation(self._experiment.data)
+            if self._given is None:
+                for text in named_files(self._experiment.data.path, self._experiment.data):
+                    self._notes(text)
+        return self._found
+
+
+def job_of(path: str | Path, method: str, setting: str, seed: int) -> Job:
+    """Find a job of a run by its name."""
+    return _job(RunFolder(path), method, seed, setting)
+
+
+def _job(
+    folder: RunFolder, method: str | Method | None, seed: int | None, setting: str | None
+) -> Job:
+    """Make the job that is meant; of all methods of the run only its own is."""
+    experiment = held_experiment(folder)
+    if isinstance(method, Method):
+        experiment = experiment.model_copy(update={"methods": ["fedavg"]})
+        named = {(method.name, *key[1:]): job for key, job in named_jobs(experiment).items()}
+    else:
+        named = named_jobs(experiment)
+    name = method.name if isinstance(method, Method) else method
+    key = _chosen(list(named), folder, (name, setting, seed))
+    spec, where = named[key]
+    made = method if isinstance(method, Method) else method_of(spec, where)
+    return Job(made, where, key[2])
+
+
+def _chosen(keys: list[Key], folder: RunFolder, asked: tuple[str | int | None, ...]) -> Key:
+    default = _default_method([key[0] for key in keys])
+    for place, what in enumerate(("method", "setting", "seed")):
+        legal = list(dict.fromkeys(key[place] for key in keys))
+        first = legal[0] if place else default
+        wanted = first if asked[place] is None else asked[place]
+        if wanted not in legal:
+            raise ConfigError(f"{folder.path}: {unknown(what, str(wanted), map(str, legal))}")
+        keys = [key for key in keys if key[place] == wanted]
+    return keys[0]
+
+
+def _default_method(names: list[str]) -> str:
+    likely = [name for name in names if name.partition("+")[0] == "fedbn"]
+    return "fedbn" if "fedbn" in names else [*likely, *names][0]
+
+
+def _maker(
+    job: Job, model: nn.Module | Callable[..., nn.Module] | None
+) -> Callable[..., nn.Module] | None:
+    if isinstance(model, nn.Module):
+        kept = model
+        return lambda: copy.deepcopy(kept)
+    if model is None and job.setting.experiment.model.name == IN_PYTHON:
+        raise ConfigError(
+            "the run's model was given in Python and is not on disk; open it with "
+            "open_run(..., model=...), the model or the function that makes it"
+        )
+    return model
+
+
+def _without_data(job: Job) -> Job:
+    """The job as far as its model goes: here, without validation, weights or a special engine."""
+    experiment = job.setting.experiment
+    training = experiment.training.model_copy(update={"device": "cpu"})
+    evaluation = experiment.evaluation.model_copy(update={"validation": 0.0})
+    model = experiment.model.model_copy(update={"weights": None})  # the checkpoint has them all
+    changes = {"training": training, "evaluation": evaluation, "model": model, "engine": "plain"}
+    setting = replace(job.setting, experiment=experiment.model_copy(update=changes))
+    return replace(job, setting=setting)
+
+
+def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
+    found = reached(job, folder, initial_state(plan))
+    if found is None:
+        method, setting, seed = job.key
+        raise ConfigError(
+            f"{folder.path}: no round of {method}, setting {setting}, seed {seed} was finished; "
+            f"`fedbn resume {folder.path}` goes on with the run"
+        )
+    for text in found.damaged:
+        notes(f"{text}; the one before it is used")
+    if found.round < _rounds(job):
+        notes(f"the run is at round {found.round} of {_rounds(job)}")
+    if found.state.round < found.round:
+        notes(f"round {found.state.round} is used, the best of {found.round} on validation data")
+    return found.state
+
+
+def _check_local(place: Path) -> None:
+    """Tell a federation's server, which never sees a local part, from a damaged run."""
+    for _, path in checkpoints.rounds(place)[:1]:
+        try:
+            files = checkpoints.read_manifest(path)["files"]
+        except DamagedRun:
+            return
+        if not any(name.startswith("local/") for name in files):
+            raise ConfigError(
+                f"{path}: the clients' local parts are not here; in a federation they lie at the "
+                "sites, so only a site can use its model"
+            )
+
+
+def _rounds(job: Job) -> int:
+    return job.setting.experiment.training.total_rounds

@@ -1,0 +1,325 @@
+"""From arrays to probabilities: inputs checked against the run, and models run in chunks.
+
+What a run gave: every client's model, ready to use in the manner of scikit-learn.
+
+Predictions as a table: one row an input, safe to open in a spreadsheet.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedbn.core.federation import Federation, Split
+from fedbn.core.plan import Plan, forward
+from fedbn.core.replica import Replica
+from fedbn.core.rounds import Record, RunState
+from fedbn.data.arrays import labels_of, tensor_of
+from fedbn.data.new_samples import Samples
+from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.experiments.environment import facts_of
+from fedbn.trained.local_parts import Site
+
+_SCALED = 1.01
+
+
+def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
+    """Bring samples to a tensor (n, ...) of the run's shape.
+
+    Args:
+        x: An array, a tensor, or lists of numbers.
+        inputs: What a sample of the run looks like (`fedbn.experiments.facts`).
+        where: What to call the samples in messages.
+
+    Raises:
+        DataError: Where they are no such samples.
+    """
+    samples = _tensor(x, where)
+    shape = tuple(inputs["input_shape"])
+    if samples.dim() < 1 or tuple(samples.shape[1:]) != shape:
+        expected = ", ".join(map(str, ("n", *shape)))
+        raise DataError(
+            f"{where}: shape {tuple(samples.shape)}; the run was trained on ({expected})"
+        )
+    if not len(samples):
+        raise DataError(f"{where}: no samples")
+    _check_values(samples, inputs, where)
+    return samples
+
+
+def outputs_of(model: nn.Module, x: Tensor, chunk: int = 256) -> Iterator[Tensor]:
+    """Run a model over samples, in evaluation mode, some at a time."""
+    if chunk < 1:
+        raise ConfigError(f"chunk = {chunk}: legal are whole numbers from 1")
+    data = Split(x, torch.zeros(len(x), dtype=torch.int64))
+    model.eval()
+    with torch.inference_mode():
+        for begin in range(0, len(x), chunk):
+            batch = data.batch(slice(begin, begin + chunk))[0]
+            yield forward(model, batch)
+
+
+def probabilities(model: nn.Module, x: Tensor, chunk: int = 256) -> NDArray[np.float64]:
+    """Compute the softmax of a model's outputs, (n, classes)."""
+    parts = [outputs.double().softmax(dim=1) for outputs in outputs_of(model, x, chunk)]
+    found: NDArray[np.float64] = torch.cat(parts).numpy()
+    return found
+
+
+def _tensor(x: Any, where: str) -> Tensor:
+    tensor = tensor_of(x, where).detach().cpu()
+    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+
+
+def _check_values(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
+    if x.dtype == torch.uint8:
+        return
+    if not bool(torch.isfinite(x.sum())):
+        rows = (~torch.isfinite(x.reshape(len(x), -1))).any(dim=1).nonzero().flatten()
+        if len(rows):
+            raise DataError(f"{where}: NaN or infinity in sample {int(rows[0])}")
+    largest = float(x.abs().max())
+    if inputs.get("dtype") == "uint8" and largest > _SCALED:
+        raise DataError(
+            f"{where}: floats up to {largest:.4g}, but the run was trained on whole numbers 0 to "
+            "255 scaled to −1 to 1; give uint8, or floats scaled so"
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained run: the shared part, and every client's local part.
+
+    Attributes:
+        plan: What was run. Of a run that was opened from its folder, `plan.federation` has the
+            clients' names, the classes and the shape of a sample, but blank samples; the data
+            itself is `federation`.
+        state: The shared part and every training client's local part: after the last round, or
+            after the best one on validation data where `evaluation.report` is `best`.
+        records: All numbers, as in `metrics.jsonl`.
+        folder: The run folder, where there is one.
+        adapted: Sites that never trained and were adapted since, by name.
+        source: Loads the data, where `plan.federation` does not hold it.
+        facts: What is known of a sample without the data; made from it unless given.
+    """
+
+    plan: Plan
+    state: RunState
+    records: tuple[Record, ...]
+    folder: Path | None
+    adapted: Mapping[str, Site] = field(default_factory=dict)
+    source: Callable[[], Federation] | None = field(default=None, repr=False)
+    facts: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        what = f"{self.plan.method.name}, seed {self.plan.seed}, {self.state.round} rounds"
+        scores = self.accuracy().values()
+        mean = f"mean test accuracy {np.mean(list(scores)):.3f}" if scores else "no test accuracy"
+        where = f", {self.folder}" if self.folder else ""
+        return f"<Result of {what}, {len(self.clients)} clients: {mean}{where}>"
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of all whose model can be had: training clients, then adapted sites."""
+        trained = tuple(client.name for client in self.plan.federation.clients)
+        return (*trained, *self.adapted)
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """The labels that `predict` gives, in the order of `predict_proba`'s columns.
+
+        Whole numbers where the classes have no other names than 0, 1, 2, ...; else their names.
+        """
+        names = self.plan.federation.classes
+        if names == tuple(map(str, range(len(names)))):
+            return np.arange(len(names))
+        return np.array(names)
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The data, loaded when it is first asked for."""
+        return self.source() if self.source else self.plan.federation
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """What a sample looks like: classes, shape, dtype, range and how it is prepared."""
+        return self.facts or facts_of(self.plan.federation)
+
+    def model(self, client: str) -> nn.Module:
+        """Make a client's model: the shared part joined with its own local part."""
+        if client not in self.clients:
+            raise ConfigError(unknown("client", client, self.clients))
+        replica = Replica(self.plan.initial_model, self.plan.method)
+        if client in self.state.local:
+            replica.load(self.state.shared, self.state.scored_with(client))
+        else:
+            own = self.adapted[client].read(self.state, replica)
+            replica.load(self.state.shared, replica.local)
+            for pack in (replica.shared, replica.local):
+                for name, view in pack.state.items():
+                    if name in own:
+                        view.copy_(own[name])
+        return replica.model.eval()
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Every client's model."""
+        return {client: self.model(client) for client in self.clients}
+
+    def predict(self, x: Any, client: str, *, chunk: int = 256) -> NDArray[Any]:
+        """Predict the label of each sample with a client's model.
+
+        Args:
+            x: Samples (n, ...) of NumPy, torch or lists, as the run was trained on: `uint8`
+                pictures are scaled to [−1, 1], floats are taken as they are.
+            client: Whose model, a training client's or an adapted site's.
+            chunk: Samples at a time; changes the memory needed and not the result.
+
+        Returns:
+            Elements of `classes_`.
+        """
+        chosen: NDArray[Any] = self.classes_[self.predict_proba(x, client, chunk=chunk).argmax(1)]
+        return chosen
+
+    def predict_proba(self, x: Any, client: str, *, chunk: int = 256) -> NDArray[np.float64]:
+        """Give the probability of each class, (n, classes), in the order of `classes_`."""
+        samples = samples_of(x, self.inputs)
+        return probabilities(self.model(client), samples, chunk)
+
+    def score(self, x: Any, y: Any, client: str, *, chunk: int = 256) -> float:
+        """Compute the accuracy of a client's model.
+
+        Args:
+            x: Samples, as for `predict`.
+            y: Labels: elements of `classes_`, or whole numbers, the classes' places from 0.
+            client: Whose model.
+            chunk: Samples at a time.
+        """
+        found = self.predict_proba(x, client, chunk=chunk).argmax(axis=1)
+        labels = labels_of(y, len(found), self.plan.federation.classes)
+        return float((found == labels).mean())
+
+    def adapt(
+        self, x: Any, y: Any = None, *, site: str, store: bool = False, **options: Any
+    ) -> Trained:
+        """Give a site that never trained a local part of its own.
+
+        Args:
+            x: Its samples, as for `predict`.
+            y: Their labels, as for `score`; needed for `how="finetune"` only.
+            site: What to call it; from then on a client like the others.
+            store: Write it beside the run, where `open_run` and the command line find it.
+            **options: `how` (`average`, `reestimate` or `finetune`), `like` (a client), `epochs`
+                and `chunk`, as `fedbn.use.adapting.Options` has them.
+
+        Returns:
+            The same run with one client more.
+        """
+        from fedbn.trained.adaptation import options_of, split_of, with_site  # they stand above
+
+        data, chosen = split_of(self, x, y), options_of(**options)
+        return with_site(self, site, data, y is not None, chosen, store=store)[0]
+
+    def accuracy(self, split: str = "test") -> dict[str, float]:
+        """Accuracy by domain (by client, where several clients share a domain) of these models."""
+        found = [r for r in self.records if r.split == split and r.metric == "accuracy"]
+        scored = self.scored_round(split)
+        pooled = [client.name for client in self.plan.federation.clients] == ["all"]
+        return {
+            (r.domain if pooled else r.client): r.value
+            for r in found
+            if r.round == scored and r.value is not None
+        }
+
+    def scored_round(self, split: str = "test") -> int:
+        """The last round that was scored up to these models' own; 0 where none was."""
+        rounds = [r.round for r in self.records if r.split == split and r.metric == "accuracy"]
+        return max((round for round in rounds if round <= self.state.round), default=0)
+
+
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a client's model makes of some inputs.
+
+    Attributes:
+        inputs: What each input is called.
+        classes: The names of the classes, in the order of the columns of `proba`.
+        proba: Their probabilities, (n, classes).
+        labels: The true classes' places; None where they are not known.
+    """
+
+    inputs: tuple[str, ...]
+    classes: tuple[str, ...]
+    proba: NDArray[np.float64]
+    labels: NDArray[np.int64] | None
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The place of the likeliest class of each input."""
+        found: NDArray[np.int64] = self.proba.argmax(axis=1)
+        return found
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of inputs predicted right; None without labels."""
+        return None if self.labels is None else float((self.places == self.labels).mean())
+
+    def header(self) -> list[str]:
+        """The titles of the columns."""
+        known = [] if self.labels is None else ["label"]
+        return ["input", "predicted", *known, *(f"p({name})" for name in self.classes)]
+
+    def rows(self) -> Iterator[list[str]]:
+        """Yield one row an input."""
+        for number, name in enumerate(self.inputs):
+            known = [] if self.labels is None else [self.classes[self.labels[number]]]
+            chances = [f"{chance:.6g}" for chance in self.proba[number]]
+            yield [name, self.classes[self.places[number]], *known, *chances]
+
+    def to_csv(self) -> bytes:
+        """Render all rows as CSV, in UTF-8."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(harmless(self.header()))
+        writer.writerows(harmless(row) for row in self.rows())
+        return text.getvalue().encode()
+
+
+def predict(trained: Trained, client: str, samples: Samples, chunk: int = 256) -> Predictions:
+    """Predict samples with a client's model."""
+    x = samples_of(samples.x, trained.inputs, "the data")
+    proba = probabilities(trained.model(client), x, chunk)
+    labels = None if samples.y is None else samples.y.numpy()
+    return Predictions(samples.names, trained.plan.federation.classes, proba, labels)
+
+
+def harmless(cells: Sequence[str]) -> list[str]:
+    """Put an apostrophe before what a spreadsheet would run as a formula.
+
+    Examples:
+        >>> harmless(["=1+1", "-0.5", "-a", "b"])
+        ["'=1+1", '-0.5', "'-a", 'b']
+    """
+    return [f"'{c}" if c.startswith(_FORMULA) and not _is_number(c) else c for c in cells]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return cell == cell.strip()

@@ -1,0 +1,138 @@
+"""Words and tables: what was changed, how numbers are written, what may be compared."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbn.experiments.configuration import changed, find, placed, read_toml, scaled
+from fedbn.paper import output
+from fedbn.paper.configurations import departures
+from fedbn.paper.items import Cell, Request, Row, Table
+from fedbn.paper.numbers import studied
+from fedbn.paper.trained_items import tables_of
+from fedbn.results.aggregate import curves, domain_scores
+
+ROWS = (
+    Row(("fedavg",), (Cell(60.0, 1.0, 62.86, 1.49), Cell(81.0))),
+    Row(("=cmd",), (Cell(71.5, None, 71.04, 0.2), None)),
+)
+TABLE = Table("t", "A title with 100 %", ("svhn", "synth_digits"), ROWS, "Quick scale.")
+
+
+def test_a_difference_is_within_two_deviations_or_not() -> None:
+    near, far, free = Cell(60.0, 1.0, 62.86, 1.49), Cell(71.5, None, 71.04, 0.2), Cell(81.0)
+    assert (near.within, far.within, free.within) == (True, False, None)
+    assert far.difference == pytest.approx(0.46)
+    assert Cell(1.0, None, 2.0).within is None  # the paper gives no deviation
+
+
+def test_a_table_shows_ours_the_papers_and_the_difference() -> None:
+    assert list(output.lines(TABLE)) == [
+        ["fedavg", "60.00 (1.00)", "81.00"],
+        ["paper", "62.86 (1.49)", "–"],
+        ["ours − paper", "−2.86 ✓", "–"],
+        ["=cmd", "71.50", "–"],
+        ["paper", "71.04 (0.20)", "–"],
+        ["ours − paper", "+0.46", "–"],
+    ]
+    assert output.notes(TABLE).endswith("within two of the paper's standard deviations.")
+
+
+def test_markdown_and_latex_are_whole() -> None:
+    text = output.to_latex(TABLE)
+    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"synth\_digits", r"100 \%", "$-$2.86"):
+        assert part in text
+    assert all(sign.isascii() or sign == "–" for sign in text)
+    lines = output.to_markdown(TABLE).splitlines()
+    assert {line.count("|") for line in lines if line.startswith("|")} == {4}
+
+
+def test_csv_has_a_line_a_cell_and_no_formula() -> None:
+    rows = list(csv.DictReader(io.StringIO(output.to_csv(TABLE))))
+    assert [row["method"] for row in rows] == ["fedavg", "fedavg", "'=cmd"]
+    assert rows[0]["difference"] == "-2.86"
+    assert [row["within_two_std"] for row in rows] == ["true", "", "false"]
+
+
+def test_what_was_cut_is_said() -> None:
+    paper = {
+        "methods": ["fedavg", "fedbn"],
+        "seeds": [0, 1],
+        "training": {"epochs": 300},
+        "data": {"name": "digits"},
+    }
+    used = {
+        "methods": ["fedbn"],
+        "seeds": [5],
+        "training": {"rounds": 10, "local_epochs": 4},
+        "data": {"name": "digits_mini", "percent": 20},
+        "evaluation": {"every": 3},
+        "workers": 2,
+    }
+    assert departures(paper, used) == [
+        "40 of 300 epochs",
+        "1 of 2 seeds",
+        "without fedavg",
+        "data digits_mini in place of digits",
+        "local_epochs 4 (paper scale: 1)",
+    ]
+    assert departures(paper, paper) == []
+
+
+def test_rounds_replace_epochs_and_a_sweep_is_replaced_whole() -> None:
+    raw = {"training": {"epochs": 300, "lr": 1}, "sweep": {"data": {"percent": [1]}}}
+    assert placed(raw, "training.rounds", 2)["training"] == {"lr": 1, "rounds": 2}
+    assert changed(raw, {"sweep": {}})["sweep"] == {}
+    quick = scaled({**raw, "quick": {"training": {"epochs": 3}}}, "quick")
+    assert quick["training"] == {"epochs": 3, "lr": 1}
+    assert "quick" not in quick
+
+
+def record(method: str, client: str, value: float, **other: Any) -> dict[str, Any]:
+    base = {"setting": "default", "seed": 0, "round": 1, "domain": client.partition("-")[0]}
+    base |= {"split": "test", "metric": "accuracy"}
+    return {"method": method, "client": client, "value": value, **base, **other}
+
+
+def test_a_domain_is_scored_by_the_mean_of_its_clients() -> None:
+    found = [record("fedbn", "a-1", 0.5), record("fedbn", "a-2", 0.7), record("fedbn", "b", 0.2)]
+    scores = domain_scores(found)["fedbn", "default"]
+    assert scores["a"][0] == pytest.approx(60)
+    assert scores["mean"][0] == pytest.approx(40)
+
+
+def test_curves_run_over_epochs() -> None:
+    found = [record("fedbn", "a", 1.0 / r, round=r, setting="local_epochs=4") for r in (1, 2)]
+    line = curves(found, "accuracy", "test", {"local_epochs=4": 4})["fedbn", "local_epochs=4", "a"]
+    assert line.x == [4, 8]
+    assert line.mean == [1.0, 0.5]
+
+
+def test_a_stand_in_has_no_number_of_the_papers_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedBN − FedAvg on SVHN: ours 80 − 60, the paper's 71.04 − 62.86."""
+    raw = scaled(read_toml(find("digits-methods")), "quick")
+    raw = changed(raw, {"training": {"rounds": 1}})
+    found = [
+        record(method, domain, value)
+        for method, value in (("singleset", 0.5), ("fedavg", 0.6), ("fedprox", 0.6), ("fedbn", 0.8))
+        for domain in ("svhn", "synthdigits")
+    ]
+    facts = {"remarks": ["synthdigits is rendered"], "stand_ins": ["synthdigits"]}
+    monkeypatch.setattr("fedbn.paper.numbers._data_facts", lambda *_: facts)
+    request = Request("digits-methods", "quick", tmp_path, raw, lambda *_: found, print)
+    accuracy, gain = tables_of(request, studied(request, found))
+    assert [cell.paper if cell else 0 for cell in accuracy.rows[3].cells] == [71.04, None, None]
+    assert "not compared: synthdigits" in accuracy.note
+    svhn, synth, _ = gain.rows[0].cells
+    assert svhn is not None
+    assert synth is not None
+    assert svhn.ours == pytest.approx(20)
+    assert svhn.paper == pytest.approx(8.18)
+    assert synth.paper is None
