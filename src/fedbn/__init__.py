@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedbn._version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedbn.api import Result as Result, fit as fit

@@ -20,6 +20,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from fedbn.text import one_line
+
 
 class FedbnError(Exception):
     """The base of all errors a caller may want to catch."""
@@ -76,8 +78,17 @@ def unforeseen(error: BaseException) -> str:
         >>> unforeseen(ValueError("odd"))
         'not foreseen: ValueError: odd (--debug shows where)'
     """
-    reason = " ".join(str(error).split())
-    return f"not foreseen: {type(error).__name__}: {reason} (--debug shows where)"
+    return f"not foreseen: {reason(error)} (--debug shows where)"
+
+
+def reason(error: BaseException) -> str:
+    """Say in one line what an error of somebody else's code was.
+
+    Examples:
+        >>> reason(ValueError("odd   number"))
+        'ValueError: odd number'
+    """
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def unknown(what: str, given: str, legal: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedbn.errors import ConfigError, FedbnError, Untrusted, unknown
+from fedbn.errors import ConfigError, FedbnError, Untrusted, reason, unknown
 
 _trusted: set[str] = set()
 _last_on_path: list[str] = []
@@ -164,8 +164,7 @@ def _imported(path: str, what: str, held: Held | None) -> ModuleType:
             f"{what}: no module {error.name!r} in the current directory or PYTHONPATH"
         ) from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ConfigError(f"{what}: importing {path} failed: {reason}") from error
+        raise ConfigError(f"{what}: importing {path} failed: {reason(error)}") from error
 
 
 def _look_in(places: Iterable[str]) -> None:

@@ -16,6 +16,16 @@ _MARKUP = re.compile(r"([\\`*_\[\]<>#|~$&])")
 _LINK = re.compile(r"(?i)(https?|ftp|mailto|www)([:.])")
 
 
+def one_line(text: object) -> str:
+    """Put a text of several lines on one.
+
+    Examples:
+        >>> one_line("  a   b ")
+        'a b'
+    """
+    return " ".join(str(text).split())
+
+
 def harmless(text: object) -> str:
     r"""Make a text one line that Markdown shows as it is.
 

@@ -32,7 +32,7 @@ from torch import nn
 def net():
     return nn.Sequential(nn.Linear(3, {width}), nn.BatchNorm1d({width}), nn.Linear({width}, 2))
 """
-VERSION = "import fedbn._version\nfedbn._version.__version__ = '0.0.1'\n"
+VERSION = "import fedbn\nfedbn.__version__ = '0.0.1'\n"
 
 
 class Mixed(Federation):

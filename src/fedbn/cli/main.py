@@ -83,7 +83,7 @@ _keep_results_apart(app)
 
 def _version(asked: bool) -> None:
     if asked:
-        from fedbn._version import __version__
+        from fedbn import __version__
 
         print(f"fedbn {__version__}")
         raise typer.Exit

@@ -82,7 +82,7 @@ def _check(file: Path) -> None:
 def _made(
     runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
 ) -> tuple[bytes, list[str]]:
-    from fedbn._version import __version__
+    from fedbn import __version__
     from fedbn.report import page
     from fedbn.report.document import html, markdown
     from fedbn.report.reading import gather

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn.core.federation import Split
-from fedbn.errors import DataError, FedbnError, ModelError
+from fedbn.errors import DataError, FedbnError, ModelError, reason
 
 CHUNK = 256
 
@@ -152,8 +152,7 @@ def _pass(model: nn.Module, data: Split, chunk: int, sweep: _Sweep) -> bool:
         except FedbnError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ModelError(f"the model fails: {reason}") from error
+            raise ModelError(f"the model fails: {reason(error)}") from error
     if stopped not in (0, len(parts)):
         raise ModelError(
             "a BatchNorm layer is called for some samples only, so its statistics depend on how "

@@ -18,7 +18,7 @@ from fedbn.core.method import BATCHNORM, Method, Weighting
 from fedbn.core.randomness import number, seeded
 from fedbn.core.state import Kind, entries, unwrap
 from fedbn.core.user_code import contained
-from fedbn.errors import ConfigError, FedbnError, ModelError
+from fedbn.errors import ConfigError, FedbnError, ModelError, reason
 
 
 @dataclass(frozen=True)
@@ -240,10 +240,9 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ModelError(
-            f"the model cannot be copied for each worker: {_uncopied(model)} ({reason}); make it "
-            "where it is used, or leave it out in `__getstate__`"
+            f"the model cannot be copied for each worker: {_uncopied(model)} ({reason(error)}); "
+            "make it where it is used, or leave it out in `__getstate__`"
         ) from error
 
 
@@ -290,7 +289,6 @@ def forward(model: nn.Module, x: torch.Tensor) -> Any:
     except FedbnError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ModelError(
-            f"the model fails on inputs of shape {tuple(x.shape)}: {reason}"
+            f"the model fails on inputs of shape {tuple(x.shape)}: {reason(error)}"
         ) from error

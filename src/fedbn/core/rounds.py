@@ -25,7 +25,7 @@ from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
 from fedbn.core.user_code import contained
-from fedbn.errors import FedbnError, TooFewClients
+from fedbn.errors import FedbnError, TooFewClients, reason
 from fedbn.fast import MemoryFormat, as_usual
 from fedbn.fast.weight_gradients import Aside, Plainly, PlainSteps
 
@@ -342,8 +342,7 @@ def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
 def failure(client: Client, what: str, error: Exception) -> Refusal:
     """Make a refusal of an error in a client's own code or data."""
     log.debug("client %s failed", client.name, exc_info=True)
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return Refusal(client.name, f"{what}{reason}")
+    return Refusal(client.name, f"{what}{reason(error)}")
 
 
 def _accepted(

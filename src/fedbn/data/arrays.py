@@ -24,6 +24,7 @@ from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.storage import check_regular, shown
 from fedbn.errors import DataError, unknown
+from fedbn.text import one_line
 
 Arrays = tuple[Any, Any]
 Data = Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]
@@ -103,8 +104,7 @@ def tensor_of(value: Any, where: str) -> Tensor:
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{where}: not numbers ({reason}); expected {_ARRAYS}") from error
+        raise DataError(f"{where}: not numbers ({one_line(error)}); expected {_ARRAYS}") from error
     if tensor.is_complex():
         raise DataError(f"{where}: complex numbers; legal are real ones")
     return tensor
@@ -183,8 +183,7 @@ def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
             raise DataError(
                 f"{file}: holds pickled objects, which can run code: refused"
             ) from error
-        reason = " ".join(str(error).split())
-        raise DataError(f"{file}: damaged or not an npz file ({reason})") from error
+        raise DataError(f"{file}: damaged or not an npz file ({one_line(error)})") from error
     for key, value in found.items():
         if not isinstance(value, np.ndarray):
             raise DataError(f"{file}: {shown(key)} is not an array; legal are .npy members")

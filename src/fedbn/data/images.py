@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from fedbn.data.storage import scan, shown
 from fedbn.errors import ConfigError, DataError
+from fedbn.text import one_line
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
@@ -89,7 +90,7 @@ def watched() -> Iterator[dict[Path, str]]:
         if file is None:
             plain(message, *where, **more)
         else:
-            odd[file] = " ".join(str(message).split())
+            odd[file] = one_line(message)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -120,8 +121,7 @@ def opened(file: Path) -> Iterator[Image.Image]:
     except PermissionError as error:
         raise DataError(f"{shown(file)}: no permission to read it") from error
     except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{shown(file)}: damaged or cut off ({reason})") from error
+        raise DataError(f"{shown(file)}: damaged or cut off ({one_line(error)})") from error
     finally:
         _current.file = None
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedbn.data.storage import check_distinct, is_hidden, shown
 from fedbn.errors import ConfigError, DataError
+from fedbn.text import one_line
 
 SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
@@ -141,8 +142,9 @@ def _read_parquet(file: Path) -> Table:
     try:
         content = parquet.read_table(file).to_pydict()
     except arrow.ArrowException as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{shown(file)}: damaged or not a Parquet file ({reason})") from error
+        raise DataError(
+            f"{shown(file)}: damaged or not a Parquet file ({one_line(error)})"
+        ) from error
     header = _header(list(content), file)
     texts = [["" if v is None else str(v) for v in cells] for cells in content.values()]
     columns = dict(zip(header, texts, strict=True))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.core.engine import cores
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.errors import ConfigError, DamagedRun, DataError

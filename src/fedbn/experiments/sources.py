@@ -19,10 +19,11 @@ from fedbn.core.packing import StateLayout
 from fedbn.core.state import entries, unwrap
 from fedbn.core.user_code import contained
 from fedbn.data.checks import recognize
-from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
+from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, reason, unknown
 from fedbn.experiments.configuration import explained
 from fedbn.experiments.schema import DataSection, ModelSection
 from fedbn.models import suggested
+from fedbn.text import one_line
 
 _WRAPPERS = ("module.", "_orig_mod.")
 
@@ -49,11 +50,10 @@ def load_federation(section: DataSection) -> Federation:
     except FedbnError:
         raise
     except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise DataError(f"data {name}: {reason}: {error.filename}") from error
+        said = error.strerror or one_line(error)
+        raise DataError(f"data {name}: {said}: {error.filename}") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise DataError(f"data {name}: {reason}") from error
+        raise DataError(f"data {name}: {reason(error)}") from error
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
     return federation
@@ -82,8 +82,7 @@ def model_builder(
         except FedbnError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ModelError(f"model {name}: {reason}") from error
+            raise ModelError(f"model {name}: {reason(error)}") from error
         if not isinstance(model, nn.Module):
             raise ModelError(f"model {name} gives a {type(model).__name__}, not an nn.Module")
         if weights is not None:

@@ -46,6 +46,7 @@ from flwr.superlink.grid import HttpGrid
 from fedbn.errors import FedbnError
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import follow, runtime_client
+from fedbn.text import one_line
 
 APP = Path(__file__).parent / "app"
 _CONFLICT = "already"
@@ -183,7 +184,7 @@ def _explained(address: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        text = " ".join(error.response.text.split())[:200]
+        text = one_line(error.response.text)[:200]
         raise FedbnError(f"Flower's server at {address} refused: {text}") from error
     except httpx.HTTPError as error:
         raise FedbnError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.errors import FedbnError, TooFewClients
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order

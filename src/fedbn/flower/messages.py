@@ -28,7 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load as from_bytes, save as to_bytes
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan

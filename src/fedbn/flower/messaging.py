@@ -16,6 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedbn.flower import messages
 from fedbn.flower.messages import Answer
+from fedbn.text import one_line
 
 
 class Grid(Protocol):
@@ -180,7 +181,7 @@ def _activations(grid: Grid) -> dict[int, str]:
 
 
 def _reason(message: Message) -> str:
-    text = " ".join((message.error.reason or "no reason given").split())
+    text = one_line(message.error.reason or "no reason given")
     return f"Flower error {message.error.code}: {text[:300]}"
 
 

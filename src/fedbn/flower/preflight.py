@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.flower.credentials import Bundle, hosts_of
 from fedbn.flower.federation_folder import FederationFolder, open_to_others

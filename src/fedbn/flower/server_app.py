@@ -27,7 +27,7 @@ from flwr.serverapp import Grid as FlowerGrid, ServerApp
 from pydantic import TypeAdapter
 from safetensors.torch import save as to_bytes
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, remarks

@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from flwr.app import Message, RecordDict
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.core.federation import Client, Federation, check_federation
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
-from fedbn.errors import ConfigError, DataError, FedbnError, unknown
+from fedbn.errors import ConfigError, DataError, FedbnError, reason, unknown
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
@@ -135,6 +135,5 @@ def reply(site: Site, message: Message, state: RecordDict) -> Message:
         content = messages.put(messages.Sorry(reason=str(error)[:2000]))
     except Exception as error:
         log.debug("site %s failed", site.options.name, exc_info=True)
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        content = messages.put(messages.Sorry(reason=reason[:2000]))
+        content = messages.put(messages.Sorry(reason=reason(error)[:2000]))
     return Message(content, reply_to=message)

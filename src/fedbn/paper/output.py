@@ -17,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedbn import text
-from fedbn._version import __version__
+from fedbn import __version__, text
 from fedbn.errors import ConfigError, unknown
 from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
 from fedbn.runs.folder import explained, to_json, write_atomically

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedbn import registry, tracking
-from fedbn.errors import ConfigError
+from fedbn.errors import ConfigError, reason
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 
@@ -149,8 +149,7 @@ class Tracking:
             action(*arguments)
         except Exception as error:
             self._trackers.pop(name, None)
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            self._tell(f"--log {name} failed and is left out from here on ({reason})")
+            self._tell(f"--log {name} failed and is left out from here on ({reason(error)[:300]})")
 
 
 _ILLEGAL = re.compile(r"[^\w.\- ]", re.ASCII)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.core.bn_folding import fold
 from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError, FedbnError, ModelError, unknown

@@ -38,7 +38,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedbn._version import __version__
+from fedbn import __version__
 from fedbn.core.bn_statistics import CHUNK, estimate_statistics
 from fedbn.core.federation import check_name
 from fedbn.core.packing import Pack, StateLayout
