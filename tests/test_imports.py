@@ -26,7 +26,7 @@ ALLOWED = {
     "fast": {"core", "errors"},
     "methods": {"core", "errors", "registry"},
     "models": {"core", "errors"},
-    "data": {"core", "datasets", "errors", "text"},
+    "data": {"core", "errors", "text"},
     "datasets": {"core", "data", "errors", "registry"},
     "runs": {"core", "errors"},
     "results": {"core", "errors", "text"},

@@ -1,4 +1,4 @@
-"""`examine` reports every fault and never raises."""
+"""`data check` reports every fault and never raises."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import torch
 from PIL import Image
 
 from fedbn.core.federation import Client, Federation, Finding, Split
-from fedbn.data.checks import examine
+from fedbn.data.checks import examine, examine_path
 from fedbn.data.images import Image as PillowImage
+from fedbn.datasets.own_files import arrays, tables
+
+
+def examined(path: Path, **options: object) -> list[Finding]:
+    return examine_path(path, options, {"arrays": arrays, "tables": tables})
 
 
 def noise(seed: int, size: int = 16) -> Image.Image:
@@ -46,7 +51,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def test_good_pictures_have_no_findings(pictures):
-    assert examine(pictures) == []
+    assert examined(pictures) == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +65,7 @@ def test_good_pictures_have_no_findings(pictures):
 def test_unreadable_pictures_are_errors(pictures, content, text):
     file = pictures / "a" / "cat" / "0.png"
     file.write_bytes(file.read_bytes()[:400] if content == b"cut" else content)
-    finding = only(examine(pictures))
+    finding = only(examined(pictures))
     assert (finding.severity, finding.site, finding.file) == ("error", "a", str(file))
     assert text in finding.text
 
@@ -69,7 +74,7 @@ def test_several_faults_are_all_reported_errors_first(pictures):
     Image.new("RGB", (9, 9), (5, 5, 5)).save(pictures / "a" / "cat" / "flat.png")
     for name in ("x.png", "y.png"):
         (pictures / "b" / "dog" / name).write_bytes(b"")
-    findings = examine(pictures)
+    findings = examined(pictures)
     assert [f.severity for f in findings] == ["error", "error", "warning"]
     assert findings[2].text == "all pixels are the same"
 
@@ -77,7 +82,7 @@ def test_several_faults_are_all_reported_errors_first(pictures):
 def test_mixed_modes_and_other_files_are_notes(pictures):
     noise(99).convert("L").save(pictures / "a" / "cat" / "grey.png")
     (pictures / "a" / "cat" / "readme.txt").write_text("about")
-    notes = found(examine(pictures), "note")
+    notes = found(examined(pictures), "note")
     assert ("a", "", "mixed modes, all read as RGB: RGB 10, L 1") in notes
     assert ("a", "readme.txt", "not a picture: left out") in notes
 
@@ -87,7 +92,7 @@ def test_a_picture_that_pillow_warns_of_is_noted(pictures):
         b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0\x01\0\0\0\x01\0\0\0"  # four entries missing
     )
     noise(90).save(pictures / "a" / "cat" / "odd.jpg", exif=exif)
-    finding = only(examine(pictures))
+    finding = only(examined(pictures))
     assert (finding.severity, Path(finding.file).name) == ("note", "odd.jpg")
     assert finding.text.startswith("odd, but can be read (Corrupt EXIF data")
 
@@ -95,13 +100,13 @@ def test_a_picture_that_pillow_warns_of_is_noted(pictures):
 def test_sixteen_bit_pictures_must_fit_the_depth(pictures):
     deep = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     Image.fromarray(deep).save(pictures / "a" / "cat" / "deep.png")
-    error = only([f for f in examine(pictures, {"depth": 1023}) if f.severity == "error"])
+    error = only([f for f in examined(pictures, depth=1023) if f.severity == "error"])
     assert "pixels from 0 to 4095, beyond 0 to 1023; raise data.depth" in error.text
 
 
 def test_classes_that_differ_in_case_only(pictures):
     (pictures / "b" / "cat").rename(pictures / "b" / "Cat")
-    texts = [text for _, _, text in found(examine(pictures), "warning")]
+    texts = [text for _, _, text in found(examined(pictures), "warning")]
     assert any(text.startswith("classes 'Cat' and 'cat' differ in case") for text in texts)
 
 
@@ -109,7 +114,7 @@ def test_the_same_file_at_two_sites_or_classes(pictures):
     noise(0).save(pictures / "b" / "cat" / "copy.png")
     noise(1).save(pictures / "a" / "dog" / "copy.png")
     noise(2).save(pictures / "a" / "cat" / "copy.png")
-    findings = examine(pictures)
+    findings = examined(pictures)
     at_site, again, in_class = sorted(found(findings, "warning"), reverse=True)
     assert at_site[:2] == ("b", "copy.png")
     assert at_site[2].endswith("a/cat/0.png, at another site")
@@ -125,7 +130,7 @@ def test_the_same_file_in_train_and_test(tmp_path):
             for index in range(3):
                 noise(100 * number + 10 * label + index).save(folder / f"{index}.png")
     noise(0).save(tmp_path / "own" / "a" / "test" / "cat" / "9.png")
-    finding = only(examine(tmp_path / "own"))
+    finding = only(examined(tmp_path / "own"))
     assert finding.severity == "warning"
     assert finding.text.endswith("train/cat/0.png: train and test")
 
@@ -134,7 +139,7 @@ def test_a_class_missing_at_a_site_and_very_unequal_classes(pictures):
     (pictures / "a" / "owl").mkdir()
     for index in range(101):
         noise(1000 + index, 4).save(pictures / "a" / "owl" / f"{index}.png")
-    warnings = found(examine(pictures), "warning")
+    warnings = found(examined(pictures), "warning")
     assert ("b", "", "no training picture of owl") in warnings
     assert ("a", "", "very unequal classes: owl 101, dog 5") in warnings
 
@@ -142,9 +147,9 @@ def test_a_class_missing_at_a_site_and_very_unequal_classes(pictures):
 def test_enormous_pictures(pictures, monkeypatch):
     noise(500, 40).save(pictures / "a" / "cat" / "large.png")
     monkeypatch.setattr("fedbn.data.file_checks._LARGE", 1500)
-    assert "enormous" in only(examine(pictures)).text
+    assert "enormous" in only(examined(pictures)).text
     monkeypatch.setattr(PillowImage, "MAX_IMAGE_PIXELS", 1500)
-    assert only(examine(pictures)).severity == "error"
+    assert only(examined(pictures)).severity == "error"
 
 
 def test_links_in_a_circle_odd_names_and_stray_pictures(pictures):
@@ -152,7 +157,7 @@ def test_links_in_a_circle_odd_names_and_stray_pictures(pictures):
     (pictures / "a" / "cat" / "gone.png").symlink_to(pictures / "nowhere")
     noise(70).save(pictures / "a" / "cat" / " odd\n.png")
     noise(71).save(pictures / "a" / "stray.png")
-    findings = examine(pictures)
+    findings = examined(pictures)
     assert [f.severity for f in findings] == ["error", "warning", "warning", "note"]
     assert "leads nowhere" in findings[0].text
     assert {"outside a class folder" in findings[1].text, "circle" in findings[1].text} == {
@@ -165,7 +170,7 @@ def test_links_in_a_circle_odd_names_and_stray_pictures(pictures):
 
 def test_a_site_name_that_cannot_be_a_client_is_an_error(pictures):
     (pictures / "a").rename(pictures / "a:b")
-    findings = examine(pictures)
+    findings = examined(pictures)
     assert findings[0].severity == "error"
     assert "client name 'a:b'" in findings[0].text
 
@@ -173,11 +178,11 @@ def test_a_site_name_that_cannot_be_a_client_is_an_error(pictures):
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
 def test_permissions(pictures):
     (pictures / "a" / "cat" / "0.png").chmod(0)
-    assert only(examine(pictures)).text == "no permission to read it"
+    assert only(examined(pictures)).text == "no permission to read it"
 
 
 def test_what_is_no_data_is_one_error(tmp_path):
-    finding = only(examine(tmp_path / "missing"))
+    finding = only(examined(tmp_path / "missing"))
     assert finding.severity == "error"
     assert finding.text.startswith("no such file or folder; expected (1) pictures")
 
@@ -204,9 +209,11 @@ def test_nan_infinity_and_labels():
     y[7] = -100
     findings = examine(federation(b=Split(x, y)))
     assert [(f.severity, f.site, f.file) for f in findings] == [("error", "b", "train")] * 3
-    assert "NaN in 1 sample(s), the first is 3" in findings[0].text
-    assert "infinity in 1 sample(s), the first is 5" in findings[1].text
-    assert "1 label(s) outside 0 to 1, the first -100 at 7" in findings[2].text
+    assert [f.text for f in findings] == [
+        "NaN in sample 3 (1 such samples)",
+        "infinity in sample 5 (1 such samples)",
+        "label -100 of sample 7: legal are 0 to 1 (1 such samples)",
+    ]
 
 
 def test_sites_scaled_differently():
@@ -257,10 +264,10 @@ def test_arrays_file_by_file(tmp_path):
     root.mkdir()
     for seed, name in enumerate("abcd"):
         write_npz(root / f"{name}.npz", seed)
-    assert examine(root) == []
+    assert examined(root) == []
     (root / "b.npz").write_bytes(b"PK cut")
     write_npz(root / "c.npz", 2, train_y=np.array([{}] * 20))
-    errors = found(examine(root), "error")
+    errors = found(examined(root), "error")
     assert [(site, file) for site, file, _ in errors] == [("b", "b.npz"), ("c", "c.npz")]
     assert "pickled objects" in errors[1][2]
 
@@ -272,10 +279,10 @@ def test_arrays_with_constant_columns_and_another_class_order(tmp_path):
     flat[:, 2] = 1
     write_npz(root / "a.npz", 0, train_x=flat)
     write_npz(root / "b.npz", 1)
-    assert only(examine(root)).text == "1 feature(s) (2) constant here, but not everywhere"
+    assert only(examined(root)).text == "1 feature(s) (2) constant here, but not everywhere"
     write_npz(root / "a.npz", 0, classes=np.array(["x", "y"]))
     write_npz(root / "b.npz", 1, classes=np.array(["y", "x"]))
-    finding = only(examine(root))
+    finding = only(examined(root))
     assert finding.severity == "error"
     assert "differ in name or order" in finding.text
 
@@ -286,7 +293,7 @@ def test_tables_column_by_column(tmp_path):
     good = "\n".join(f"{n},{n * n % 7},1,{n % 2}" for n in range(20))
     (root / "a.csv").write_text(f"key,x,flat,ill\n{good}\n")
     (root / "b.csv").write_text(f"key,x,flat,ill\n{good}\n50,,1,0\n51,NA,1,1\n")
-    findings = examine(root, {"label": "ill", "id": "key"})
+    findings = examined(root, label="ill", id="key")
     error = only([f for f in findings if f.severity == "error"])
     assert error.text.startswith("column 'x': 2 empty cell(s), the first in row 22")
     warnings = found(findings, "warning")
@@ -299,7 +306,7 @@ def test_tables_that_cannot_be_read_or_have_no_label(tmp_path):
     root.mkdir()
     (root / "a.csv").write_text("x,ill\n1,2,3\n")
     (root / "b.csv").write_text("x,ill\n1,0\n2,1\n")
-    findings = examine(root)
+    findings = examined(root)
     assert [f.severity for f in findings] == ["error", "note"]
     assert "row 2: 3 cells" in findings[0].text
     assert "data.label is not set" in findings[1].text

@@ -92,7 +92,7 @@ def test_predictions_are_numbers_where_classes_have_none():
         (X[:, :2], r"shape \(7, 2\); the run was trained on \(n, 3\)"),
         (X[0], r"shape \(3,\)"),
         (X[:0], "no samples"),
-        (X * np.nan, "NaN or infinity in sample 0"),
+        (X * np.nan, "NaN in sample 0"),
         ([["a"]], "not numbers"),
         (X + 1j, "complex"),
     ],

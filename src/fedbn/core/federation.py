@@ -1,8 +1,7 @@
-"""The data side of a run: clients, each with its own samples, and what they have in common.
+"""The data side of a run: clients, each with samples of its own, and what must hold of them.
 
-What must hold of a federation's data before anything trains on it.
-
-What a check of data finds.
+A rule about data is written once, in `findings_in`: a run stops at the first error, `fedbn data
+check` lists them all.
 """
 
 from __future__ import annotations
@@ -89,7 +88,15 @@ class Client:
     @property
     def splits(self) -> tuple[Split, ...]:
         """All its samples: training, tests, validation."""
-        return (self.train, *self.tests.values(), *([self.valid] if self.valid else []))
+        return tuple(split for _, split in self.named_splits())
+
+    def named_splits(self) -> Iterator[tuple[str, Split]]:
+        """Its splits, each with what a message calls it."""
+        yield "train", self.train
+        for domain, test in self.tests.items():
+            yield ("test" if domain == self.domain else f"test {domain}"), test
+        if self.valid is not None:
+            yield "valid", self.valid
 
     def change(self, split: Callable[[Split], Split]) -> Client:
         """Change every split."""
@@ -192,140 +199,10 @@ def _hash(client: Client) -> str:
     return digest.hexdigest()
 
 
-_MAX_NAME = 100
-
-
-def check_federation(federation: Federation) -> list[str]:
-    """Refuse data that cannot be trained on; return warnings about what is only odd.
-
-    Raises:
-        DataError: Naming the client, the split and the first offending sample.
-    """
-    where = f"data {federation.name}"
-    if not federation.clients:
-        raise DataError(f"{where}: no clients")
-    if len(federation.classes) < 2:
-        raise DataError(f"{where}: {len(federation.classes)} class(es); at least 2 are needed")
-    _check_names(federation, where)
-    _check_classes(federation.classes, where)
-    warnings = similar_classes(federation.classes)
-    for client in federation.clients:
-        for name, split in _splits(client):
-            _check_split(split, f"{where}, client {client.name}, {name}", federation)
-        if len(client.train) < 2:
-            raise DataError(
-                f"{where}, client {client.name}: 1 training sample; at least 2 are needed"
-            )
-        warnings += _warnings(client, federation.classes)
-    return warnings
-
-
-def check_name(name: str, where: str) -> None:
-    """Refuse a client's name that cannot be a file's name or a line of a log."""
-    bad = (
-        not name.strip() or name in (".", "..", "all") or any(sign in name for sign in '/\\:*?"<>|')
-    )
-    if bad or not name.isprintable() or len(name.encode()) > _MAX_NAME:
-        raise DataError(
-            f"{where}: client name {name!r}: legal are 1 to {_MAX_NAME} printable bytes "
-            'without / \\ : * ? " < > |, other than "all" (the name of pooled data)'
-        )
-
-
-def _check_names(federation: Federation, where: str) -> None:
-    seen: set[str] = set()
-    for client in federation.clients:
-        check_name(client.name, where)
-        if client.name in seen:
-            raise DataError(f"{where}: two clients are called {client.name!r}")
-        seen.add(client.name)
-
-
-def _check_classes(classes: tuple[str, ...], where: str) -> None:
-    twice = [name for number, name in enumerate(classes) if name in classes[:number]]
-    if twice:
-        raise DataError(f"{where}: two classes are called {twice[0]!r}; names must differ")
-
-
-def similar_classes(classes: Sequence[str]) -> list[str]:
-    """Point out names that a person may have meant to be one class.
-
-    Examples:
-        >>> similar_classes(["cat", "Cat", "dog"])
-        ["classes 'cat' and 'Cat' differ in case or spelling of signs only: taken as two classes"]
-    """
-    first: dict[str, str] = {}
-    pairs = [
-        (first.setdefault(unicodedata.normalize("NFKC", name).casefold().strip(), name), name)
-        for name in classes
-    ]
-    return [
-        f"classes {known!r} and {name!r} differ in case or spelling of signs only: "
-        "taken as two classes"
-        for known, name in pairs
-        if known != name
-    ]
-
-
-def _splits(client: Client) -> Iterator[tuple[str, Split]]:
-    yield "train", client.train
-    for domain, test in client.tests.items():
-        yield ("test" if domain == client.domain else f"test {domain}"), test
-    if client.valid is not None:
-        yield "valid", client.valid
-
-
-def _check_split(split: Split, where: str, federation: Federation) -> None:
-    if len(split.x) != len(split.y):
-        raise DataError(f"{where}: {len(split.x)} samples but {len(split.y)} labels")
-    if not len(split):
-        raise DataError(f"{where}: no samples")
-    if tuple(split.x.shape[1:]) != federation.input_shape:
-        raise DataError(
-            f"{where}: samples of shape {tuple(split.x.shape[1:])}, but the first client's have "
-            f"{federation.input_shape}"
-        )
-    _check_values(split, where)
-    _check_labels(split, where, len(federation.classes))
-
-
-def _check_values(split: Split, where: str) -> None:
-    x = split.x
-    if x.dtype not in (torch.uint8, torch.float32, torch.float64):
-        raise DataError(f"{where}: samples of {x.dtype}; legal are uint8, float32 and float64")
-    if x.dtype == torch.uint8 or bool(torch.isfinite(x.sum())):
-        return
-    rows = (~torch.isfinite(x.reshape(len(x), -1))).any(dim=1).nonzero().flatten()
-    if len(rows):
-        first = int(rows[0])
-        what = "NaN" if bool(x[first].isnan().any()) else "infinity"
-        raise DataError(f"{where}: {what} in sample {first} ({len(rows)} such samples)")
-
-
-def _check_labels(split: Split, where: str, classes: int) -> None:
-    if split.y.dtype != torch.int64 or split.y.dim() != 1:
-        raise DataError(
-            f"{where}: labels are {split.y.dtype} of shape {tuple(split.y.shape)}; "
-            "legal are whole numbers (int64), one a sample"
-        )
-    outside = ((split.y < 0) | (split.y >= classes)).nonzero().flatten()
-    if len(outside):
-        first = int(outside[0])
-        raise DataError(
-            f"{where}: label {int(split.y[first])} of sample {first}: legal are 0 to {classes - 1}"
-        )
-
-
-def _warnings(client: Client, classes: tuple[str, ...]) -> Iterator[str]:
-    counts = torch.bincount(client.train.y.cpu(), minlength=len(classes))
-    missing = [classes[i] for i in (counts == 0).nonzero().flatten().tolist()]
-    if missing:
-        shown = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
-        yield f"client {client.name} has no training sample of class {shown}"
-
-
 Severity = Literal["error", "warning", "note"]
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
+_MAX_NAME = 100
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -348,3 +225,132 @@ class Finding:
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Put errors first; otherwise the order stays."""
     return sorted(findings, key=lambda finding: _ORDER[finding.severity])
+
+
+def check_federation(federation: Federation) -> list[str]:
+    """Refuse data that cannot be trained on; return warnings about what is only odd.
+
+    Raises:
+        DataError: The first error of `findings_in`, naming the client and the split.
+    """
+    warnings = []
+    for found in findings_in(federation):
+        if found.severity == "error":
+            client = f"client {found.site}" if found.site else ""
+            where = ", ".join(filter(None, (f"data {federation.name}", client, found.file)))
+            raise DataError(f"{where}: {found.text}")
+        warnings.append(f"client {found.site} has {found.text}" if found.site else found.text)
+    return warnings
+
+
+def findings_in(federation: Federation) -> Iterator[Finding]:
+    """Report all that must hold of data before anything trains on it, and classes that lack."""
+    classes = federation.classes
+    if not federation.clients:
+        yield Finding("error", "", "", "no clients")
+        return
+    if len(classes) < 2:
+        yield Finding("error", "", "", f"{len(classes)} class(es); at least 2 are needed")
+    for text in _names(federation):
+        yield Finding("error", "", "", text)
+    for text in similar_classes(classes):
+        yield Finding("warning", "", "", text)
+    for client in federation.clients:
+        for name, split in client.named_splits():
+            for text in _faults(split, federation):
+                yield Finding("error", client.name, name, text)
+        if len(client.train) == 1:
+            yield Finding("error", client.name, "", "1 training sample; at least 2 are needed")
+        if missing := [name for name, count in class_counts(client, classes).items() if not count]:
+            shown = ", ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
+            yield Finding("warning", client.name, "train", f"no training sample of class {shown}")
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse a client's name that cannot be a file's name or a line of a log."""
+    for text in _name(name):
+        raise DataError(f"{where}: {text}")
+
+
+def _name(name: str) -> Iterator[str]:
+    bad = (
+        not name.strip() or name in (".", "..", "all") or any(sign in name for sign in '/\\:*?"<>|')
+    )
+    if bad or not name.isprintable() or len(name.encode()) > _MAX_NAME:
+        yield (
+            f"client name {name!r}: legal are 1 to {_MAX_NAME} printable bytes "
+            'without / \\ : * ? " < > |, other than "all" (the name of pooled data)'
+        )
+
+
+def _names(federation: Federation) -> Iterator[str]:
+    clients = [client.name for client in federation.clients]
+    for number, name in enumerate(clients):
+        yield from _name(name)
+        if name in clients[:number]:
+            yield f"two clients are called {name!r}"
+    for number, name in enumerate(federation.classes):
+        if name in federation.classes[:number]:
+            yield f"two classes are called {name!r}; names must differ"
+
+
+def similar_classes(classes: Sequence[str]) -> list[str]:
+    """Point out names that a person may have meant to be one class.
+
+    Examples:
+        >>> similar_classes(["cat", "Cat", "dog"])
+        ["classes 'cat' and 'Cat' differ in case or spelling of signs only: taken as two classes"]
+    """
+    first: dict[str, str] = {}
+    pairs = [
+        (first.setdefault(unicodedata.normalize("NFKC", name).casefold().strip(), name), name)
+        for name in classes
+    ]
+    return [
+        f"classes {known!r} and {name!r} differ in case or spelling of signs only: "
+        "taken as two classes"
+        for known, name in pairs
+        if known != name
+    ]
+
+
+def _faults(split: Split, federation: Federation) -> Iterator[str]:
+    x, y, shape = split.x, split.y, federation.input_shape
+    if len(x) != len(y):
+        yield f"{len(x)} samples but {len(y)} labels"
+        return
+    if not len(y):
+        yield "no samples"
+        return
+    if tuple(x.shape[1:]) != shape:
+        yield f"samples of shape {tuple(x.shape[1:])}, but the first client's have {shape}"
+    if x.dtype not in (torch.uint8, torch.float32, torch.float64):
+        yield f"samples of {x.dtype}; legal are uint8, float32 and float64"
+    yield from not_finite(x)
+    if y.dtype != torch.int64 or y.dim() != 1:
+        yield (
+            f"labels are {y.dtype} of shape {tuple(y.shape)}; "
+            "legal are whole numbers (int64), one a sample"
+        )
+        return
+    classes = len(federation.classes)
+    outside = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
+    for first in outside[:1]:
+        legal = f"legal are 0 to {classes - 1} ({len(outside)} such samples)"
+        yield f"label {int(y[first])} of sample {first}: {legal}"
+
+
+def not_finite(x: Tensor) -> Iterator[str]:
+    """Report samples with NaN or infinity in them."""
+    if not x.is_floating_point() or bool(torch.isfinite(x.sum())):
+        return
+    for what, bad in (("NaN", x.isnan()), ("infinity", x.isinf())):
+        rows = bad.reshape(len(x), -1).any(dim=1).nonzero().flatten()
+        if len(rows):
+            yield f"{what} in sample {int(rows[0])} ({len(rows)} such samples)"
+
+
+def class_counts(client: Client, classes: Sequence[str]) -> dict[str, int]:
+    """Count a client's training samples of each class; labels of none are left out."""
+    y = client.train.y[(client.train.y >= 0) & (client.train.y < len(classes))].long().cpu()
+    return dict(zip(classes, y.bincount(minlength=len(classes)).tolist(), strict=True))

@@ -1,19 +1,15 @@
-"""Checking npz files, one by one.
+"""`fedbn data check`: read everything and report, instead of stopping at the first fault.
 
-Checking samples in memory, whatever they were read from.
-
-Telling which kind of data a path holds.
-
-`fedbn data check`: read everything and report, instead of stopping at the first fault.
+Files are looked at one by one, then samples in memory, whatever they were read from.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,35 +19,19 @@ from fedbn.core.federation import (
     Client,
     Federation,
     Finding,
-    Split,
-    check_federation,
     check_name,
+    class_counts,
+    findings_in,
     in_order,
-    similar_classes,
 )
-from fedbn.data import image_folders as picture_folders
 from fedbn.data.arrays import common_classes, read_npz
 from fedbn.data.benchmarks import Benchmark
-from fedbn.data.file_checks import examine_benchmark, examine_pictures, examine_tables
+from fedbn.data.file_checks import benchmark_findings, picture_findings, table_findings
+from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.storage import is_hidden, shown, subfolders
-from fedbn.data.table_files import SUFFIXES, TABLE_LAYOUT as TABLES
-from fedbn.datasets.own_files import arrays, tables
+from fedbn.data.table_files import SUFFIXES, TABLE_LAYOUT
 from fedbn.errors import ConfigError, DataError
-
-__all__ = ["Finding", "examine", "examine_files"]
-
-
-def examine_array_files(folder: Path) -> Iterator[Finding]:
-    """Report files that cannot be read, hold pickled objects or have no labels."""
-    for file in sorted(folder.glob("*.npz")):
-        try:
-            check_name(file.stem, "file name")
-            common_classes({file: read_npz(file)})
-        except DataError as error:
-            text = str(error).removeprefix(f"{file}: ")
-            yield Finding("error", shown(file.stem), shown(file), text)
-
 
 _APART = 50
 _RARE = 20
@@ -60,63 +40,25 @@ _A_PICTURE = 64
 """Samples of fewer values may well be equal by chance."""
 
 
-def examine_samples(federation: Federation) -> Iterator[Finding]:
-    """Report values that are not finite, labels, constants, scales, and samples found twice."""
+def examine(federation: Federation) -> list[Finding]:
+    """Look for faults in data that was read, and for what may spoil a result; errors come first."""
+    return in_order(_federation(federation))
+
+
+def _federation(federation: Federation) -> Iterator[Finding]:
+    yield from findings_in(federation)
     for client in federation.clients:
-        for part, split in parts(client):
-            yield from _values(client.name, part, split)
-            yield from _labels_in_range(client.name, part, split.y, len(federation.classes))
-        yield from _classes(client, federation.classes)
-    for text in similar_classes(federation.classes):
-        yield Finding("warning", "", "", text)
+        there = [count for count in class_counts(client, federation.classes).values() if count]
+        if there and max(there) > _RARE * min(there):
+            text = f"very unequal classes: from {min(there)} to {max(there)} samples"
+            yield Finding("warning", client.name, "train", text)
     usable = [c for c in federation.clients if c.train.x.numel() and c.train.x.dim() > 1]
     if len({tuple(client.train.x.shape[1:]) for client in usable}) == 1:
         yield from _constants(usable)
         yield from _scales(usable)
     yield from _twice(federation.clients)
-
-
-def parts(client: Client) -> Iterator[tuple[str, Split]]:
-    """Name a client's splits."""
-    yield "train", client.train
-    for domain, test in client.tests.items():
-        yield ("test" if len(client.tests) == 1 else f"test {domain}"), test
-    if client.valid is not None:
-        yield "valid", client.valid
-
-
-def _values(site: str, part: str, split: Split) -> Iterator[Finding]:
-    x = split.x
-    if not x.is_floating_point() or bool(torch.isfinite(x.sum())):
-        return
-    for what, bad in (("NaN", x.isnan()), ("infinity", x.isinf())):
-        rows = bad.flatten(1).any(dim=1).nonzero().flatten()
-        if len(rows):
-            text = f"{what} in {len(rows)} sample(s), the first is {int(rows[0])}"
-            yield Finding("error", site, part, text)
-
-
-def _labels_in_range(site: str, part: str, y: Tensor, classes: int) -> Iterator[Finding]:
-    outside = ((y < 0) | (y >= classes)).nonzero().flatten()
-    if len(outside):
-        first = int(outside[0])
-        text = (
-            f"{len(outside)} label(s) outside 0 to {classes - 1}, the first {y[first]} at {first}"
-        )
-        yield Finding("error", site, part, text)
-
-
-def _classes(client: Client, classes: Sequence[str]) -> Iterator[Finding]:
-    y = client.train.y[(client.train.y >= 0) & (client.train.y < len(classes))].long()
-    counts = y.bincount(minlength=len(classes)).tolist()
-    missing = [name for name, count in zip(classes, counts, strict=True) if not count]
-    if missing:
-        text = f"no training sample of class {', '.join(missing)}"
-        yield Finding("warning", client.name, "train", text)
-    there = [count for count in counts if count]
-    if there and max(there) > _RARE * min(there):
-        text = f"very unequal classes: from {min(there)} to {max(there)} samples"
-        yield Finding("warning", client.name, "train", text)
+    for remark in federation.remarks:
+        yield Finding("note", "", federation.name, remark)
 
 
 def _constants(clients: Sequence[Client]) -> Iterator[Finding]:
@@ -172,7 +114,7 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
     found: dict[tuple[str, str, str, str], list[str]] = {}
     seen: set[int] = set()
     for client in clients:
-        for part, split in parts(client):
+        for part, split in client.named_splits():
             if split.x.data_ptr() in seen:
                 continue
             seen.add(split.x.data_ptr())
@@ -192,10 +134,7 @@ def _keys(x: Tensor) -> Iterator[bytes]:
         yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
-ARRAYS = "PATH/SITE.npz"
-LAYOUTS = (
-    f"(1) pictures: {picture_folders.FOLDER_LAYOUT}; (2) arrays: {ARRAYS}; (3) tables: {TABLES}"
-)
+LAYOUTS = f"(1) pictures: {FOLDER_LAYOUT}; (2) arrays: PATH/SITE.npz; (3) tables: {TABLE_LAYOUT}"
 
 
 @dataclass(frozen=True)
@@ -270,79 +209,83 @@ def _has_pictures(site: Path) -> bool:
         return False  # other sites may tell what it is, and reading this one says what is wrong
 
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+Readers = Mapping[str, Callable[..., Federation]]
+"""The data sets that read a user's own files, by kind."""
 
 
-def examine_files(benchmark: Benchmark, root: Path) -> list[Finding]:
-    """Look for faults in the files of a benchmark of pictures, as `examine` does in one's own."""
-    try:
-        return in_order(examine_benchmark(benchmark, root))
-    except DataError as error:
-        return [Finding("error", "", shown(root), str(error).removeprefix(f"{shown(root)}: "))]
+def examine_benchmark(benchmark: Benchmark, root: Path) -> list[Finding]:
+    """Look for faults in the files of a benchmark of pictures, as `examine_path` in one's own."""
+    with _reported(root) as faults:
+        faults += benchmark_findings(benchmark, root)
+    return in_order(faults)
 
 
-def examine(data: str | Path | Federation, options: Mapping[str, Any] = _NONE) -> list[Finding]:
-    """Look for faults in data; never raises for them, but reports.
+def examine_path(path: str | Path, options: Mapping[str, Any], readers: Readers) -> list[Finding]:
+    """Look for faults in a user's own files; never raises for them, but reports.
 
     An `error` is what would stop a run, a `warning` what may spoil its result, a `note` what is
     good to know. Errors come first.
 
     Args:
-        data: A folder or file of a user's own data, or a federation already read.
+        path: The folder, or the file.
         options: The data set's options beside the path; for tables `label`, `site` and so on.
+        readers: Read `arrays` and `tables` whole, once their files are looked at.
     """
-    if isinstance(data, Federation):
-        return in_order(_federation(data))
+    place = Path(path)
+    with _reported(path) as faults:
+        kind, _ = recognize(path)
+        if kind == "folders":
+            depth = options.get("depth")
+            faults += picture_findings(place, depth if isinstance(depth, int) else DEPTH)
+        elif kind == "arrays":
+            faults += _array_files(place)
+            if not _stopped(faults):
+                faults += _federation(readers["arrays"](str(path)))
+        else:
+            _tables(place, options, readers["tables"], faults)
+    return in_order(faults)
+
+
+@contextmanager
+def _reported(path: str | Path) -> Iterator[list[Finding]]:
+    """Collect findings, and make one of an error that is raised meanwhile."""
+    found: list[Finding] = []
+    place = shown(str(path))
     try:
-        kind, _ = recognize(data)
-        return in_order(_BY_KIND[kind](Path(data), options))
+        yield found
     except DataError as error:
-        place = shown(str(data))
-        return [Finding("error", "", place, str(error).removeprefix(f"{place}: "))]
+        found.append(Finding("error", "", place, str(error).removeprefix(f"{place}: ")))
     except OSError as error:
-        return [
-            Finding("error", "", shown(str(error.filename)), f"cannot be read ({error.strerror})")
-        ]
+        text = f"cannot be read ({error.strerror})"
+        found.append(Finding("error", "", shown(str(error.filename)), text))
 
 
-def _pictures(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
-    depth = options.get("depth")
-    return examine_pictures(path, depth if isinstance(depth, int) else DEPTH)
-
-
-def _arrays(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
-    faults = list(examine_array_files(path))
-    yield from faults
-    if not _stopped(faults):
-        yield from _federation(arrays(str(path)))
-
-
-def _tables(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
-    faults = list(examine_tables(path, options))
-    yield from faults
+def _tables(
+    path: Path, options: Mapping[str, Any], read: Callable[..., Federation], faults: list[Finding]
+) -> None:
+    faults += table_findings(path, options)
     if options.get("label") is None:
-        yield Finding("note", "", shown(path), "data.label is not set: classes were not checked")
+        text = "data.label is not set: classes were not checked"
+        faults.append(Finding("note", "", shown(path), text))
         return
+    before = _stopped(faults)
     try:
-        yield from _federation(tables(str(path), **{**options, "missing": "mean"}))
+        faults += _federation(read(str(path), **{**options, "missing": "mean"}))
     except (ConfigError, DataError) as error:
-        if not _stopped(faults):
-            yield Finding("error", "", shown(path), str(error).removeprefix(f"{shown(path)}: "))
+        if not before:
+            text = str(error).removeprefix(f"{shown(path)}: ")
+            faults.append(Finding("error", "", shown(path), text))
 
 
-_BY_KIND = {"folders": _pictures, "arrays": _arrays, "tables": _tables}
-
-
-def _federation(federation: Federation) -> Iterator[Finding]:
-    faults = list(examine_samples(federation))
-    yield from faults
-    for remark in federation.remarks:
-        yield Finding("note", "", federation.name, remark)
-    if not _stopped(faults):
+def _array_files(folder: Path) -> Iterator[Finding]:
+    """Report files that cannot be read, hold pickled objects or have no labels."""
+    for file in sorted(folder.glob("*.npz")):
         try:
-            check_federation(federation)
+            check_name(file.stem, "file name")
+            common_classes({file: read_npz(file)})
         except DataError as error:
-            yield Finding("error", "", federation.name, str(error))
+            text = str(error).removeprefix(f"{file}: ")
+            yield Finding("error", shown(file.stem), shown(file), text)
 
 
 def _stopped(faults: Iterable[Finding]) -> bool:

@@ -1,7 +1,4 @@
-"""Checking folders of pictures, file by file.
-
-Checking tables, file by file and column by column.
-"""
+"""`fedbn data check` on files: pictures one by one, tables column by column."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class _Seen:
     content: str = ""
 
 
-def examine_pictures(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
+def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
     """Read all pictures below a folder of sites and report."""
     sites: list[Site] = []
     for home in subfolders(root):
@@ -54,7 +51,7 @@ def examine_pictures(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
     yield from _examine(_pictures(sites), folder_classes(sites), depth)
 
 
-def examine_benchmark(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
+def benchmark_findings(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
     """Read all pictures of a benchmark's classes and report."""
     classes = benchmark.classes
     pictures = (
@@ -193,7 +190,7 @@ def _twice(seen: Sequence[_Seen]) -> Iterator[Finding]:
             yield Finding("note", one.site, shown(one.file), where)
 
 
-def examine_tables(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
+def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
     """Report tables that cannot be read, missing values, constant and missing columns.
 
     Args:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbn.core.federation import Federation, Split
+from fedbn.core.federation import Federation, Split, not_finite
 from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
@@ -84,10 +84,8 @@ def _tensor(x: Any, where: str) -> Tensor:
 def _check_values(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
     if x.dtype == torch.uint8:
         return
-    if not bool(torch.isfinite(x.sum())):
-        rows = (~torch.isfinite(x.reshape(len(x), -1))).any(dim=1).nonzero().flatten()
-        if len(rows):
-            raise DataError(f"{where}: NaN or infinity in sample {int(rows[0])}")
+    for text in not_finite(x):
+        raise DataError(f"{where}: {text}")
     largest = float(x.abs().max())
     if inputs.get("dtype") == "uint8" and largest > _SCALED:
         raise DataError(

@@ -77,11 +77,12 @@ def _findings(section: DataSection) -> list[Finding]:
 
 def _own(section: DataSection) -> list[Finding]:
     """Look at a user's files one by one; where they are fine, read them as a run would."""
-    from fedbn.data.checks import examine
+    from fedbn.data.checks import examine_path
+    from fedbn.datasets.own_files import arrays, tables
     from fedbn.experiments.sources import data_name
 
     options = {key: value for key, value in section.options.items() if key != "path"}
-    files = examine(str(section.path), options)
+    files = examine_path(str(section.path), options, {"arrays": arrays, "tables": tables})
     if _stopped(files):
         return files
     kind, sentence = data_name(section)
@@ -95,7 +96,7 @@ def _own(section: DataSection) -> list[Finding]:
 def _registered(section: DataSection) -> list[Finding]:
     """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
     from fedbn.data.benchmarks import PicturesInfo
-    from fedbn.data.checks import examine_files
+    from fedbn.data.checks import examine_benchmark
     from fedbn.data.storage import data_root
     from fedbn.datasets import info_of
     from fedbn.experiments.sources import data_name
@@ -105,7 +106,7 @@ def _registered(section: DataSection) -> list[Finding]:
     info = None if ":" in name else info_of(name)
     if not isinstance(info, PicturesInfo) or info.benchmark is None:
         return found
-    files = examine_files(info.benchmark, Path(section.path or data_root() / name))
+    files = examine_benchmark(info.benchmark, Path(section.path or data_root() / name))
     if _stopped(files) and _stopped(found):
         return files
     # Pictures that no client takes stop nobody.
