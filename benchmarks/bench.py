@@ -20,12 +20,13 @@ from torch import nn
 from benchmarks.baseline import Apart
 from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
 from fedbn.core.aggregation import Mean, Weighted
-from fedbn.core.engine import cores, make_crew
+from fedbn.core.engine import cores
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import RunState, initial_state, run_round
 from fedbn.errors import unknown
-from fedbn.fast.memory import keep_freed_memory
+from fedbn.fast import make_crew
+from fedbn.fast.allocator import keep_freed_memory
 from fedbn.methods.paper import fedbn
 from fedbn.models.networks import abide_net, alexnet, digit_cnn, mlp
 

@@ -11,7 +11,7 @@ from benchmarks.bench import pictures
 from fedbn.core.plan import Plan, Training
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import initial_state, train_client
-from fedbn.fast.memory import keep_freed_memory
+from fedbn.fast.allocator import keep_freed_memory
 from fedbn.methods.paper import fedbn
 from fedbn.models.networks import digit_cnn
 

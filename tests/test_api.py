@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import fedbn
-from fedbn.core.engine import run
 from fedbn.core.federation import Federation
 from fedbn.errors import ConfigError, DataError, ModelError
+from fedbn.experiments.runner import run_plan as run
 from fedbn.methods.paper import fedbn as fedbn_method
 from tiny import bn_net, federation, plain_net, plan, same_runs
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from fedbn.core.best_round import Validation, best_round, validation
-from fedbn.core.engine import one_torch_thread, run
+from fedbn.core.engine import one_torch_thread
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan, copied
 from fedbn.core.rounds import Record, RunState, initial_state
@@ -27,7 +27,7 @@ from fedbn.experiments.configuration import (
 )
 from fedbn.experiments.jobs import Event, Job, Setting
 from fedbn.experiments.planner import Planner
-from fedbn.experiments.runner import reached, start
+from fedbn.experiments.runner import reached, run_plan, start
 from fedbn.methods import parse_method
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
@@ -138,7 +138,7 @@ def fit(
         for text in planner.warnings:
             notes(text)
         memory = _Memory(notes, experiment.evaluation.report == "best")
-        run(plan, [memory], workers=workers)
+        run_plan(plan, [memory], workers=workers)
         assert memory.state is not None
         return Result(plan, memory.state, tuple(memory.records), None)
     return _fit_into(RunFolder(out), plan, job, planner, resume, workers, notes)

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import methods, models, registry
-from fedbn.core.engine import run
 from fedbn.core.federation import Split
 from fedbn.core.method import Method
 from fedbn.core.packing import StateLayout
 from fedbn.core.plan import Training
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import local_train
+from fedbn.core.rounds import ClientWork, local_train
 from fedbn.core.state import entries
+from fedbn.experiments.runner import run_plan as run
 from fedbn.methods import PARTS, parse_method
 from fedbn.models.networks import mlp
 from tiny import bn_net, federation, plan
@@ -102,7 +102,7 @@ def test_every_model_trains_a_step(name: str):
     net = registry.find(models, name, "model")(classes=classes, input_shape=small)
     data = Split(torch.randn(3, *small), torch.arange(3) % classes)
     before = {k: p.detach().clone() for k, p in net.named_parameters()}
-    loss = local_train(net, data, Training(lr=0.1), 1, torch.Generator().manual_seed(0))
+    loss = local_train(ClientWork(net, data, Training(lr=0.1), 1, torch.Generator().manual_seed(0)))
     after = dict(net.named_parameters())
     assert 0 < loss < 100
     assert all(bool(torch.isfinite(value).all()) for value in after.values())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedbn.core.bn_folding import fold
 from fedbn.core.federation import Federation
-from fedbn.core.replica import Replica
+from fedbn.core.replica import Replica, Speedups
 from fedbn.core.scoring import evaluate
 from fedbn.core.state import unwrap
 from fedbn.methods.paper import fedbn
@@ -42,8 +42,9 @@ def test_the_twin_follows_the_original_when_told():
 def test_every_client_is_scored_as_its_own_model_would_be(vectors: Federation):
     made = plan(fedbn(), vectors)
     state = done(made)
-    replica = Replica(made.initial_model, made.method)
-    assert replica.fold(torch.zeros(2, 3))
+    folding = Speedups(scoring=lambda model: fold(model, torch.zeros(2, 3)))
+    replica = Replica(made.initial_model, made.method, speedups=folding)
+    assert replica.folded
     for client in vectors.clients:
         local = state.local[client.name]
         replica.load(state.shared, local)

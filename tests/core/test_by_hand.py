@@ -21,10 +21,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.engine import run
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Objective, Plan, Training
+from fedbn.experiments.runner import run_plan as run
 from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 
 LR, MU, STEPS, EPS = 0.05, 0.3, 2, 1e-5

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbn.core.aggregation import server_adam
 from fedbn.core.bn_statistics import estimate_statistics
-from fedbn.core.engine import Pool, run
+from fedbn.core.engine import Pool
 from fedbn.core.federation import Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
@@ -23,7 +23,8 @@ from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.scoring import evaluate
 from fedbn.core.user_code import habits
 from fedbn.errors import Interrupted, TooFewClients
-from fedbn.fast import memory
+from fedbn.experiments.runner import run_plan as run
+from fedbn.fast import allocator
 from fedbn.fast.weight_gradients import Helpers
 from fedbn.methods.paper import centralized, fedavg, fedbn, silobn, singleset
 from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_runs
@@ -536,18 +537,18 @@ class CLibrary:
 @pytest.fixture(params=[1 << 30, 1 << 25, 0])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CLibrary:
     made = CLibrary(request.param)
-    monkeypatch.setattr(memory, "_mallopt", lambda: made.mallopt)
-    monkeypatch.setattr(memory, "_granted", {})
+    monkeypatch.setattr(allocator, "_mallopt", lambda: made.mallopt)
+    monkeypatch.setattr(allocator, "_granted", {})
     return made
 
 
 def test_freed_memory_is_kept_or_nothing_is_changed(library: CLibrary):
-    memory.keep_freed_memory()
+    allocator.keep_freed_memory()
     if library.most:
         kept = {"mmap_threshold": library.most, "trim_threshold": 2**31 - 1, "arenas": 1}
-        assert memory.granted() == kept
+        assert allocator.granted() == kept
     else:  # with the trim threshold set, the other one would stay at 128 KiB for ever
-        assert memory.granted() == {}
+        assert allocator.granted() == {}
         assert {option for option, _ in library.asked} == {-3}
 
 

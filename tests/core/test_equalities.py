@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from fedbn.core.aggregation import server_momentum
-from fedbn.core.engine import run
 from fedbn.core.federation import Federation, Split
 from fedbn.core.method import Method, proximal
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
+from fedbn.experiments.runner import run_plan as run
 from fedbn.methods.paper import centralized, fedavg, fedbn, fedprox, silobn, singleset
 from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_runs, state_of
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fedbn.core import scoring
+from fedbn.core.bn_folding import fold
 from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation
-from fedbn.core.replica import Replica
+from fedbn.core.replica import Replica, Speedups
 from fedbn.core.rounds import Refusal
 from fedbn.core.scoring import pieces_of, put_together, score_client, score_pieces
 from fedbn.methods.paper import fedbn
@@ -65,8 +66,9 @@ def test_a_model_that_holds_a_client_follows_its_new_state(vectors: Federation):
     later = replace(state, shared=state.shared.clone())
     for vector in later.shared.vectors.values():
         vector.mul_(0.5)
-    replica = Replica(made.initial_model, made.method)
-    assert replica.fold(torch.zeros(2, 3))
+    folding = Speedups(scoring=lambda model: fold(model, torch.zeros(2, 3)))
+    replica = Replica(made.initial_model, made.method, speedups=folding)
+    assert replica.folded
     before = score_client(made, replica, client, state)
     assert score_client(made, replica, client, later) != before
     assert score_client(made, replica, client, state) == before

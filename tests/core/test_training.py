@@ -13,7 +13,7 @@ from torch import nn
 from fedbn.core.federation import Split
 from fedbn.core.method import Proximal
 from fedbn.core.plan import CLASSIFICATION, Training
-from fedbn.core.rounds import batches, local_train, make_optimizer
+from fedbn.core.rounds import ClientWork, batches, local_train, make_optimizer
 from fedbn.core.scoring import evaluate
 from tiny import bn_net, plain_net, vectors
 
@@ -105,7 +105,7 @@ def test_training_is_the_plain_loop():
     twin.load_state_dict(model.state_dict())
     data = vectors(7, 1.0, 0)
     training = Training(batch_size=3, lr=0.1)
-    loss = local_train(model, data, training, 2, draws(5))
+    loss = local_train(ClientWork(model, data, training, 2, draws(5)))
 
     sgd = torch.optim.SGD(twin.parameters(), lr=0.1)
     seen = []
@@ -138,7 +138,9 @@ def test_a_penalty_without_a_gradient_of_its_own_trains_the_same():
         shared = list(model.parameters())
         anchor = [p.detach().clone() for p in shared]
         data = Split(vectors(8, 1.0, 0).x.double(), vectors(8, 1.0, 0).y)
-        local_train(model, data, Training(lr=0.5), 4, draws(), [penalty], shared, anchor)
+        local_train(
+            ClientWork(model, data, Training(lr=0.5), 4, draws(), [penalty], shared, anchor)
+        )
         models.append(model)
     for a, b in zip(*(m.parameters() for m in models), strict=True):
         torch.testing.assert_close(a, b)
@@ -155,7 +157,8 @@ def test_augmentation_is_drawn_from_the_clients_generator_and_only_in_training()
     losses = []
     for _ in range(2):
         torch.manual_seed(0)
-        losses.append(local_train(plain_net(), data, Training(batch_size=3), 2, draws(1)))
+        work = ClientWork(plain_net(), data, Training(batch_size=3), 2, draws(1))
+        losses.append(local_train(work))
     assert losses[0] == losses[1]
     evaluate(plain_net(), data)
     assert seen == [3, 3, 3, 3]
@@ -165,7 +168,7 @@ def test_only_what_asks_for_gradients_is_trained():
     model = bn_net()
     model[1].requires_grad_(False)
     before = model[1].weight.clone()
-    local_train(model, vectors(6, 1.0, 0), Training(lr=1.0), 3, draws())
+    local_train(ClientWork(model, vectors(6, 1.0, 0), Training(lr=1.0), 3, draws()))
     assert torch.equal(model[1].weight, before)
     assert int(model[1].num_batches_tracked) == 3
     assert all(p.grad is None for p in model.parameters())

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.engine import Stacks, run
 from fedbn.core.federation import Federation, Split
 from fedbn.core.method import local
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import Record, Refusal, RunState, initial_state, run_round
+from fedbn.experiments.runner import run_plan as run
 from fedbn.fast.stacked_models import unstackable
-from fedbn.fast.stacked_training import ROW_BY_ROW, stack_size, unbatchable
+from fedbn.fast.stacked_training import ROW_BY_ROW, Stacks, stack_size, unbatchable
 from fedbn.methods import parse_method
 from tiny import bn_net, federation
 
@@ -141,7 +141,7 @@ def test_equal_in_float32_after_one_step():
 
 
 def test_workers_change_no_bit(monkeypatch):
-    monkeypatch.setattr("fedbn.core.engine.stack_size", lambda plan: 2)
+    monkeypatch.setattr("fedbn.fast.stacked_training.stack_size", lambda plan: 2)
     training = Training(rounds=2, batch_size=5, lr=0.1)
     plan = Plan(parse_method("fedbn"), federation(*UNEQUAL), bn_net, training, engine="batched")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbn.fast import as_usual, blocked, channels_last, fastest, prepare
+from fedbn.fast.memory_formats import as_usual, blocked, channels_last, fastest, prepare
 from fedbn.models.networks import alexnet, digit_cnn, small_cnn
 
 IMAGES = torch.zeros(2, 3, 16, 16)
@@ -101,7 +101,7 @@ def test_blocks_that_change_the_numbers_are_not_used(monkeypatch: pytest.MonkeyP
     model = between(WrongInBlocks())
     model(torch.rand(4, 3, 16, 16))
     monkeypatch.setattr(
-        "fedbn.fast._takes_blocks",
+        "fedbn.fast.memory_formats._takes_blocks",
         lambda module: isinstance(module, nn.Conv2d | nn.ReLU),
     )
     assert fastest(model, IMAGES) is channels_last

@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from fedbn.core.federation import Split
 from fedbn.core.method import Proximal, proximal
 from fedbn.core.plan import Training
-from fedbn.core.rounds import local_train, plain_steps
-from fedbn.fast import as_usual, blocked, channels_last, prepare, weight_gradients as asides
-from fedbn.fast.weight_gradients import Aside, Helpers
+from fedbn.core.rounds import ClientWork, local_train
+from fedbn.fast import weight_gradients as asides
+from fedbn.fast.memory_formats import as_usual, blocked, channels_last, prepare
+from fedbn.fast.weight_gradients import Aside, Helpers, plain_steps
 from fedbn.models.networks import small_cnn
 
 
@@ -248,9 +249,8 @@ def trained(
         aside.leave_to_step = counted  # type: ignore[method-assign]
     penalties = [] if mu is None else [proximal(mu)]
     how = Training(batch_size=4, lr=0.1, **training)  # type: ignore[arg-type]
-    local_train(
-        copied, data, how, 3, draws, penalties, shared, anchor if penalties else (), aside=aside
-    )
+    received = anchor if penalties else ()
+    local_train(ClientWork(copied, data, how, 3, draws, penalties, shared, received), aside)
     return [p.detach() for p in shared], stepped
 
 

@@ -12,11 +12,11 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedbn.core import engine
 from fedbn.core.federation import Federation, Split
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import Event, jobs
 from fedbn.experiments.planner import Planner
+from fedbn.experiments.runner import run_plan
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.flower.membership import Expected
@@ -114,7 +114,7 @@ def in_one_process(raw, federation: Federation | None = None, sites: Sequence[st
     clients = tuple(c for name in sites for c in plan.federation.clients if c.name == name)
     plan = replace(plan, federation=replace(plan.federation, clients=clients))
     memory = Memory()
-    return plan, engine.run(plan, [memory], workers=1), memory.records
+    return plan, run_plan(plan, [memory], workers=1), memory.records
 
 
 class Bench:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from commanding import RECORD_KEYS, bits, call, newest, records, write_sites
 from fedbn.errors import ConfigError, DamagedRun, FedbnError
-from fedbn.fast.memory import granted
+from fedbn.fast.allocator import granted
 from fedbn.runs.folder import RunFolder
 
 ROUND = {"shared.safetensors", "local/a.safetensors", "local/b.safetensors", "manifest.json"}

@@ -17,7 +17,7 @@ from fedbn.experiments.configuration import held_experiment
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
-from fedbn.fast.memory import keep_freed_memory
+from fedbn.fast.allocator import keep_freed_memory
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
 from fedbn.tracking import find_trackers

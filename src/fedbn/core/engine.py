@@ -1,10 +1,4 @@
-"""Engines: ways to run a plan. Each gives the same state for the same plan.
-
-A few threads, each with something of its own to work with, that items pass through in order.
-
-Who trains and scores the clients of a round: one by one, or in stacks.
-
-The default engine: all clients in this process, side by side on the cores.
+"""The embedded engine: all clients in this process, side by side on the cores.
 
 Clients pass through a few threads in a fixed order, so the number of workers changes the time a
 round takes and not one bit of its result.
@@ -15,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -29,7 +23,7 @@ from fedbn.core.federation import Client
 from fedbn.core.method import BATCHNORM
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
-from fedbn.core.replica import Replica
+from fedbn.core.replica import PLAIN, Replica, Speedups
 from fedbn.core.rounds import (
     Outcome,
     Record,
@@ -46,7 +40,6 @@ from fedbn.core.scoring import (
     measured,
     pieces_of,
     put_together,
-    score_client,
     score_pieces,
     untrained_notes,
     untrained_record,
@@ -54,9 +47,6 @@ from fedbn.core.scoring import (
 from fedbn.core.state import entries
 from fedbn.core.user_code import habits
 from fedbn.errors import Interrupted
-from fedbn.fast.stacked_models import Stack
-from fedbn.fast.stacked_training import score_stack, stack_size, train_stack
-from fedbn.fast.weight_gradients import Helpers
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -134,47 +124,36 @@ class Crew(Protocol):
         """End the threads."""
 
 
-def make_crew(plan: Plan, workers: int) -> Crew:
-    """Make the crew that a plan asks for, with so many threads (0: as many as cores)."""
-    wanted = workers or cores()
-    return Stacks(plan, wanted) if plan.engine == "batched" else OneByOne(plan, wanted)
-
-
 class OneByOne:
-    """Each thread has one model, which becomes each client's in turn."""
+    """Each thread has one model, which becomes each client's in turn.
 
-    def __init__(self, plan: Plan, workers: int):
-        sample = two_samples(plan)
+    Args:
+        plan: What is run.
+        workers: Threads; 0 for as many as there are cores.
+        speedups: What may be done for speed.
+    """
+
+    def __init__(self, plan: Plan, workers: int = 0, speedups: Speedups = PLAIN):
         device = plan.training.device
         found = habits(plan.initial_model, plan.federation.clients)
         alone = found.draws or not found.repeats or device != "cpu"
-        count = 1 if alone else min(workers, len(plan.federation.clients))
-        self._helpers = Helpers(workers)
+        count = 1 if alone else min(workers or cores(), len(plan.federation.clients))
         replicas = [
-            Replica(plan.initial_model, plan.method, device, self._helpers, found)
-            for _ in range(count)
+            Replica(plan.initial_model, plan.method, device, found, speedups) for _ in range(count)
         ]
-        folded = [replica.fold(sample.to(device)) for replica in replicas]
-        layout = replicas[0].layout(sample)
-        for replica in replicas[1:]:
-            replica.lay_out(layout)
-        log.debug("batches lie %s; folded for scoring: %s", layout.__name__, folded[0] or "no")
         has_bn = any(entry.kind in BATCHNORM for entry in entries(plan.initial_model))
+        slower = has_bn and speedups is not PLAIN and any(r.folded is None for r in replicas)
         self._plan = plan
+        self._speedups = speedups
         self._pool = Pool(replicas)
-        self.notes = [
-            *found.notes,
-            *(
-                ["clients are scored without folding BatchNorm: slower"]
-                * (has_bn and not all(folded))
-            ),
-        ]
+        said = ["clients are scored without folding BatchNorm: slower"] if slower else []
+        self.notes = [*found.notes, *said]
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
 
         def work(replica: Replica, client: Client) -> Outcome:
-            with self._helpers.one_core_busy():
+            with self._speedups.working():
                 return train_client(self._plan, replica, client, state)
 
         return self._pool.ordered(work, clients)
@@ -188,91 +167,23 @@ class OneByOne:
         done = self._pool.ordered(
             lambda rep, load: score_pieces(self._plan, rep, *load, state), each
         )
-        return _told_apart(
+        return told_apart(
             put_together(self._plan, client, list(islice(done, len(own))), state.round)
             for client, own in zip(clients, loads, strict=True)
         )
 
     def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
         """Give clients that have not trained the local part they are scored with."""
-        return self._pool.ordered(lambda rep, client: _measured(rep, client, state), clients)
+        return self._pool.ordered(lambda rep, one: measured_or_refused(rep, one, state), clients)
 
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
-        self._helpers.close()
+        self._speedups.close()
 
 
-class Stacks:
-    """Each thread has a stack of models, which becomes that of some clients in turn."""
-
-    def __init__(self, plan: Plan, workers: int):
-        self._size = stack_size(plan)
-        count = min(workers, -(-len(plan.federation.clients) // self._size))
-        self._plan = plan
-        self._pool = Pool(
-            [Stack(plan.initial_model, plan.method, self._size) for _ in range(count)]
-        )
-        self.notes = [f"clients train in stacks of {self._size}"]
-
-    def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
-        """Train these clients for one round."""
-        # What lasts is made before anything that passes: it would settle in the large holes
-        # that stacks leave in the heap, and each next stack would need new ones.
-        local = {c.name: state.local[c.name].layout.zeros() for c in clients}
-        for outcomes in self._pool.ordered(
-            lambda stack, some: self._train(stack, some, state, local), self._cut(clients)
-        ):
-            yield from outcomes
-
-    def score(
-        self, clients: Sequence[Client], state: RunState
-    ) -> tuple[list[Record], list[Refusal]]:
-        """Score these clients' joined models; and say who could not be scored."""
-        found = self._pool.ordered(
-            lambda stack, some: self._score(stack, some, state), self._cut(clients)
-        )
-        return _told_apart(scores for several in found for scores in several)
-
-    def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Refusal]:
-        """Give clients that have not trained the local part they are scored with."""
-
-        def work(_: Stack, some: Sequence[Client]) -> list[Pack | Refusal]:
-            replica = Replica(self._plan.initial_model, self._plan.method)
-            return [_measured(replica, client, state) for client in some]
-
-        for several in self._pool.ordered(work, self._cut(clients)):
-            yield from several
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.__exit__()
-
-    def _cut(self, clients: Sequence[Client]) -> list[Sequence[Client]]:
-        return [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
-
-    def _train(
-        self, stack: Stack, clients: Sequence[Client], state: RunState, local: Mapping[str, Pack]
-    ) -> list[Outcome]:
-        try:
-            return list(train_stack(self._plan, stack, clients, state, local))
-        except Exception:
-            log.debug("a stack failed; its clients train one by one", exc_info=True)
-            replica = Replica(self._plan.initial_model, self._plan.method)
-            return [train_client(self._plan, replica, client, state) for client in clients]
-
-    def _score(
-        self, stack: Stack, clients: Sequence[Client], state: RunState
-    ) -> list[list[Record] | Refusal]:
-        try:
-            return [score_stack(self._plan, stack, clients, state)]
-        except Exception:
-            log.debug("a stack failed; its clients are scored one by one", exc_info=True)
-            replica = Replica(self._plan.initial_model, self._plan.method)
-            return [score_client(self._plan, replica, client, state) for client in clients]
-
-
-def _measured(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:
+def measured_or_refused(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:
+    """The local part that a client which has not trained is scored with, or why there is none."""
     try:
         return measured(replica, client, state)
     except Exception as error:
@@ -291,9 +202,10 @@ def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield load
 
 
-def _told_apart(
+def told_apart(
     found: Iterable[list[Record] | Refusal],
 ) -> tuple[list[Record], list[Refusal]]:
+    """Tell scores from who could not be scored."""
     records: list[Record] = []
     refusals: list[Refusal] = []
     for one in found:
@@ -309,11 +221,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def two_samples(plan: Plan) -> torch.Tensor:
-    """The first client's first two training samples."""
-    return plan.federation.clients[0].train.batch(slice(0, 2))[0].cpu()
 
 
 _PROCESS = os.getpid()
@@ -334,8 +241,8 @@ def run(
     sinks: Sequence[Sink] = (),
     *,
     start: RunState | None = None,
-    workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    make_crew: Callable[[Plan], Crew] = OneByOne,
 ) -> RunState:
     """Run a plan to its last round.
 
@@ -343,8 +250,8 @@ def run(
         plan: What to run.
         sinks: Who is told.
         start: The state to go on from; None for the beginning.
-        workers: Threads; 0 for as many as there are cores.
         stop: Asked after each round; True ends the run with `Interrupted`.
+        make_crew: Gives who trains and scores.
 
     Returns:
         The state after the last round.
@@ -352,7 +259,7 @@ def run(
     state = start or initial_state(plan)
     federation = plan.federation.to(plan.training.device)
     on_device = {client.name: client for client in federation.clients}
-    with one_torch_thread(), closing(make_crew(plan, workers)) as crew:
+    with one_torch_thread(), closing(make_crew(plan)) as crew:
         _tell(sinks, plan, crew.notes)
 
         def train(chosen: Sequence[Client], before: RunState) -> Iterable[Outcome]:

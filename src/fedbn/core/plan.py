@@ -60,6 +60,7 @@ class Training:
         participation: The share of clients that takes part in a round.
         min_clients: A round with fewer usable updates ends the run.
         device: Where the model trains.
+        fast: Whether anything may be done for speed that changes last bits.
     """
 
     rounds: int = 1
@@ -75,6 +76,7 @@ class Training:
     participation: float = 1.0
     min_clients: int = 1
     device: str = "cpu"
+    fast: bool = True
 
     def steps(self, samples: int, largest: int) -> int:
         """Count the batches of a round, for a client and the largest client's samples."""

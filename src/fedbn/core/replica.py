@@ -1,28 +1,91 @@
 """One model in memory that becomes any client's by two copies.
 
 A client costs only its local part beside its data: the whole models are as many as there are
-workers, not clients.
+workers, not clients. What may be done with such a model for speed alone comes in from outside.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedbn import fast
-from fedbn.core import bn_folding
-from fedbn.core.method import Method
+from fedbn.core.bn_folding import FoldedModel
+from fedbn.core.method import Method, Penalty
 from fedbn.core.packing import Pack, StateLayout
+from fedbn.core.plan import Training
 from fedbn.core.randomness import seeded
 from fedbn.core.state import entries, unwrap
 from fedbn.core.user_code import NONE, Attributes, Habits
 from fedbn.errors import ModelError
-from fedbn.fast.weight_gradients import Aside, Helpers, worth_it
+
+
+class Passes(Protocol):
+    """How batches go through one model while it trains."""
+
+    def begin(
+        self,
+        training: Training,
+        penalties: Sequence[Penalty],
+        shared: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+    ) -> None:
+        """Hear what is trained next, as `rounds.ClientWork` has it."""
+
+    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Pass a batch through the model."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute all gradients that the optimiser needs."""
+
+    def step(self) -> None:
+        """Do what is left to do after the optimiser's step."""
+
+
+class PlainPasses:
+    """The passes as torch does them."""
+
+    def begin(self, *_: object) -> None:
+        """Nothing depends on what is trained."""
+
+    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Pass a batch through the model."""
+        found: Tensor = model(x.contiguous())
+        return found
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute all gradients."""
+        loss.backward()
+
+    def step(self) -> None:
+        """The optimiser did everything."""
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """What is done for speed alone; by default nothing.
+
+    Attributes:
+        passes: Gives a model the passes it is trained with.
+        scoring: Gives a model the one that is scored in its place; None for itself.
+        working: Entered by a thread while it trains a client.
+        close: Ends what works beside.
+        chosen: What was chosen, in words for a run's records.
+    """
+
+    passes: Callable[[nn.Module], Passes] = lambda model: PlainPasses()
+    scoring: Callable[[nn.Module], FoldedModel | None] = lambda model: None
+    working: Callable[[], AbstractContextManager[None]] = nullcontext
+    close: Callable[[], None] = lambda: None
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+
+PLAIN = Speedups()
 
 
 class Replica:
@@ -32,8 +95,8 @@ class Replica:
         model: What to copy.
         method: What it shares.
         device: Where the copy lives.
-        helpers: Threads that may compute weight gradients while they would be idle.
         habits: What its passes do beside computing.
+        speedups: What may be done for speed.
     """
 
     def __init__(
@@ -41,8 +104,8 @@ class Replica:
         model: nn.Module,
         method: Method,
         device: torch.device | str = "cpu",
-        helpers: Helpers | None = None,
         habits: Habits = NONE,
+        speedups: Speedups = PLAIN,
     ):
         self.habits = habits
         self.model = unwrap(copy.deepcopy(model)).to(device)
@@ -66,12 +129,7 @@ class Replica:
         names = [e.name for e in self.shared.layout.entries if e.trainable]
         self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
         self._shared_names = names
-        self._folded: bn_folding.FoldedModel | None = None
         self._scoring: tuple[Pack, Pack] | None = None
-        on_cpu = torch.device(device).type == "cpu"
-        self.aside = Aside(helpers) if on_cpu and worth_it(self.model) else None
-        self._origin = unwrap(model)
-        self._layout: fast.MemoryFormat | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
             (module, name, module._buffers[name])
@@ -79,6 +137,8 @@ class Replica:
             for name in module._non_persistent_buffers_set
         ]
         self._fresh = [None if value is None else value.clone() for _, _, value in self._passing]
+        self.folded = None if habits.scoring else speedups.scoring(self.model)
+        self.passes = speedups.passes(self.model)
 
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""
@@ -120,24 +180,6 @@ class Replica:
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view
 
-    def layout(self, x: Tensor) -> fast.MemoryFormat:
-        """How batches like this should lie in memory to train fast; found out once."""
-        return self._layout or self.lay_out(fast.fastest(self._origin, x))
-
-    def lay_out(self, layout: fast.MemoryFormat) -> fast.MemoryFormat:
-        """Train with batches laid out like this from now on."""
-        fast.prepare(self.model, layout)
-        self._layout = layout
-        return layout
-
-    def fold(self, x: Tensor) -> bn_folding.ImageLayout | None:
-        """Score with BatchNorm folded from now on, if the model allows it; `x` is to try it on.
-
-        Gives how images then pass through it; None where nothing is folded.
-        """
-        self._folded = None if self.habits.scoring else bn_folding.fold(self.model, x)
-        return None if self._folded is None else self._folded.layout
-
     def scoring_model(self, shared: Pack, local: Pack) -> nn.Module:
         """Become this client, to be scored: folded where that is possible.
 
@@ -147,10 +189,10 @@ class Replica:
         same = held is not None and held[0] is shared and held[1] is local
         if not same or self.habits.scoring:
             self.load(shared, local)
-            if self._folded is not None:
-                self._folded.refresh()
+            if self.folded is not None:
+                self.folded.refresh()
             self._scoring = (shared, local)
-        return self.model if self._folded is None else self._folded
+        return self.model if self.folded is None else self.folded
 
     def anchor(self, received: Pack) -> list[Tensor]:
         """The received values of the shared parameters, on the model's device."""

@@ -1,8 +1,7 @@
-"""Updates that are finite and still cannot be honest: refused before they reach an aggregator.
+"""One round, Algorithm 1 of the paper: old state in, new state out, whatever the engine.
 
-What one client does in a round: local training, and scoring a model on a split.
-
-The round, Algorithm 1 of the paper: old state in, new state out, whatever the engine.
+From top to bottom: what a run carries, the round, one client's part of it, which updates count, and
+the numbers that a round gives.
 """
 
 from __future__ import annotations
@@ -18,157 +17,19 @@ from torch import Tensor, nn
 
 from fedbn.core.aggregation import Weighted
 from fedbn.core.federation import Client, Split
-from fedbn.core.method import DirectPenalty, Penalty, Proximal
+from fedbn.core.method import DirectPenalty, Penalty
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import CLASSIFICATION, Objective, Plan, Training
 from fedbn.core.randomness import generator, number
-from fedbn.core.replica import Replica
+from fedbn.core.replica import Passes, PlainPasses, Replica
 from fedbn.core.state import State, entries
 from fedbn.core.user_code import contained
 from fedbn.errors import FedbnError, TooFewClients, reason
-from fedbn.fast import MemoryFormat, as_usual
-from fedbn.fast.weight_gradients import Aside, Plainly, PlainSteps
 
+log = logging.getLogger("fedbn")
 # One round of training never moves a model a thousand times its own length. Statistics of
 # BatchNorm may (unscaled inputs), so only trainable entries are measured.
 _MOST = 1e3
-
-
-def absurd(update: Pack, before: Pack) -> str | None:
-    """Say how an update is absurdly far from where it started, or None where it is not.
-
-    Examples:
-        >>> import torch
-        >>> from torch import nn
-        >>> from fedbn.core.packing import StateLayout
-        >>> from fedbn.core.state import entries
-        >>> layer = nn.Linear(2, 1)
-        >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())
-        >>> far = StateLayout.of(entries(layer)).pack({n: v + 1e9 for n, v in start.state.items()})
-        >>> absurd(start, start) is None, absurd(far, start) is None
-        (True, False)
-    """
-    groups = [g for g in before.vectors if g.trainable and not g.integer]
-    new, old = ([pack.vectors[g] for g in groups] for pack in (update, before))
-    # |new - old| <= |new| + |old|: two passes without a copy clear nearly every update.
-    length = _length(old)
-    if _length(new) + length <= _MOST * (length + 1):
-        return None
-    doubled = [(n.double(), o.double()) for n, o in zip(new, old, strict=True)]
-    moved, length = _length([n - o for n, o in doubled]), _length([o for _, o in doubled])
-    if moved <= _MOST * (length + 1):
-        return None
-    return f"its update moves the model by {moved:.3g}, the model's own norm is {length:.3g}"
-
-
-def _length(vectors: Sequence[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(vector)) for vector in vectors))
-
-
-"""Of some samples of a split: the sum of their losses, and the predictions."""
-
-
-def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:
-    """Yield `steps` batches of indices, in passes over `n` samples, each in a new order.
-
-    Args:
-        n: Samples to draw from.
-        sizes: The batches of a pass; see `Training.sizes`.
-        steps: How many batches.
-        draws: Decides the orders.
-
-    Examples:
-        >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]
-        [3, 4, 3]
-    """
-    left = steps
-    for _ in count():
-        for part in torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes):
-            if not left:
-                return
-            left -= 1
-            yield part
-
-
-def local_train(
-    model: nn.Module,
-    data: Split,
-    training: Training,
-    steps: int,
-    draws: torch.Generator,
-    penalties: Sequence[Penalty] = (),
-    shared: Sequence[nn.Parameter] = (),
-    anchor: Sequence[Tensor] = (),
-    objective: Objective = CLASSIFICATION,
-    layout: MemoryFormat = as_usual,
-    aside: Aside | None = None,
-) -> float:
-    """Train a client's model for one round, in place; returns the mean loss seen on the way.
-
-    Args:
-        model: The client's joined model.
-        data: What it trains on.
-        training: Optimiser and batch size; the optimiser starts anew each round.
-        steps: How many batches.
-        draws: Decides the order of samples, and their augmentation.
-        penalties: Terms added to the loss, over `shared` and `anchor`.
-        shared: The shared trainable parameters of the model.
-        anchor: Their values as received.
-        objective: The loss.
-        layout: How batches lie in memory; see `Replica.layout`.
-        aside: Who computes weight gradients beside the pass; see `Replica.aside`.
-    """
-    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
-    direct = [p for p in penalties if isinstance(p, DirectPenalty)]
-    by_graph = [p for p in penalties if not isinstance(p, DirectPenalty)]
-    passes = aside or Plainly()
-    passes.steps = plain_steps(training, penalties, shared, anchor)
-    total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
-    model.train()
-    for index in batches(len(data), training.sizes(len(data)), steps, draws):
-        x, y = data.batch(index.to(data.y.device))
-        if data.augment is not None:
-            x = data.augment(x, draws)
-        optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(passes.outputs(model, layout(x)), y)
-        whole = loss
-        for penalty in by_graph:
-            whole = whole + penalty.value(shared, anchor)
-        passes.backward(whole)
-        for penalty in direct:
-            penalty.add_gradient(shared, anchor)
-        optimizer.step()
-        passes.step()
-        total += loss.detach() * len(y)
-        seen += len(y)
-    optimizer.zero_grad(set_to_none=True)
-    return float(total) / seen
-
-
-def plain_steps(
-    training: Training,
-    penalties: Sequence[Penalty],
-    shared: Sequence[Tensor],
-    anchor: Sequence[Tensor],
-) -> PlainSteps | None:
-    """How weights can take steps by themselves; None where the steps are not plain SGD's."""
-    if training.optimizer != "SGD" or training.optimizer_args:
-        return None
-    proximal = [penalty for penalty in penalties if type(penalty) is Proximal]
-    if len(proximal) != len(penalties):
-        return None
-    received = dict(zip(shared, anchor, strict=True)) if proximal else {}
-    return PlainSteps(training.lr, sum(penalty.mu for penalty in proximal), received)
-
-
-def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
-    """Make a client's optimiser; it starts anew each round."""
-    build = getattr(torch.optim, training.optimizer)
-    made: torch.optim.Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
-    return made
-
-
-log = logging.getLogger("fedbn")
 
 
 @dataclass(frozen=True)
@@ -226,21 +87,6 @@ class Report:
     refusals: list[Refusal] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Record:
-    """One measured number, as one line of `metrics.jsonl`."""
-
-    method: str
-    setting: str
-    seed: int
-    round: int
-    client: str
-    domain: str
-    split: str
-    metric: str
-    value: float | None
-
-
 def initial_state(plan: Plan) -> RunState:
     """Make the state before the first round; every client starts from the same local part."""
     model = plan.initial_model
@@ -252,53 +98,6 @@ def initial_state(plan: Plan) -> RunState:
     shared, local = packs
     parts = {client.name: local for client in plan.federation.clients}
     return RunState(0, shared, parts, untrained=parts if plan.local_statistics else {})
-
-
-def participants(plan: Plan, round: int) -> tuple[Client, ...]:
-    """Draw who takes part, from (seed, round) alone; in the federation's order."""
-    clients, wanted = plan.federation.clients, plan.clients_a_round
-    if wanted == len(clients):
-        return clients
-    order = torch.randperm(len(clients), generator=generator(plan.seed, "participants", round))
-    return tuple(clients[i] for i in sorted(order[:wanted].tolist()))
-
-
-def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) -> Outcome:
-    """Train one client for one round: join, train, split.
-
-    An error in the client's training, or an update that is not finite, becomes a refusal: it
-    concerns this client and not the others.
-    """
-    round = state.round + 1
-    draws = generator(plan.seed, "order", round, client.name)
-    replica.load(state.shared, state.local[client.name])
-    try:
-        with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
-            loss = local_train(
-                replica.model,
-                client.train,
-                plan.training,
-                plan.steps(client),
-                draws,
-                plan.method.penalties,
-                replica.shared_parameters,
-                replica.anchor(state.shared) if plan.method.penalties else (),
-                plan.objective,
-                replica.layout(client.train.batch(slice(0, 2))[0]),
-                replica.aside,
-            )
-            replica.collect()
-    except Exception as error:
-        return failure(client, "", error)
-    return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
-
-
-def examined(update: Update) -> Outcome:
-    """Refuse an update that holds a NaN or an infinity: one would poison the global model."""
-    for part in (update.shared, update.local):
-        if name := part.unusable():
-            return Refusal(update.client, f"its update has NaN or infinity in {name}")
-    return update
 
 
 def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Report]:
@@ -324,25 +123,146 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     return RunState(state.round + 1, shared, local, memory, untrained), report
 
 
-def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
-    """The numbers that a round gives at no extra pass: training losses, and who was refused."""
-    found = []
-    refused = {refusal.client for refusal in report.refusals}
-    for client in plan.federation.clients:
-        if client.name in report.losses:
-            value = report.losses[client.name]
-            found.append(
-                record(plan, round, client.name, client.domain, "train", "training_loss", value)
-            )
-        elif client.name in refused:
-            found.append(record(plan, round, client.name, client.domain, "train", "refused", 1.0))
-    return found
+def participants(plan: Plan, round: int) -> tuple[Client, ...]:
+    """Draw who takes part, from (seed, round) alone; in the federation's order."""
+    clients, wanted = plan.federation.clients, plan.clients_a_round
+    if wanted == len(clients):
+        return clients
+    order = torch.randperm(len(clients), generator=generator(plan.seed, "participants", round))
+    return tuple(clients[i] for i in sorted(order[:wanted].tolist()))
+
+
+def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) -> Outcome:
+    """Train one client for one round: join, train, split.
+
+    An error in the client's training, or an update that is not finite, becomes a refusal: it
+    concerns this client and not the others.
+    """
+    round = state.round + 1
+    work = ClientWork(
+        replica.model,
+        client.train,
+        plan.training,
+        plan.steps(client),
+        generator(plan.seed, "order", round, client.name),
+        plan.method.penalties,
+        replica.shared_parameters,
+        replica.anchor(state.shared) if plan.method.penalties else (),
+        plan.objective,
+    )
+    replica.load(state.shared, state.local[client.name])
+    try:
+        with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
+            loss = local_train(work, replica.passes)
+            replica.collect()
+    except Exception as error:
+        return failure(client, "", error)
+    return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """One client's local training in a round.
+
+    Attributes:
+        model: The client's joined model; trained in place.
+        data: What it trains on.
+        training: Optimiser and batch size; the optimiser starts anew each round.
+        steps: How many batches.
+        draws: Decides the order of samples, and their augmentation.
+        penalties: Terms added to the loss, over `shared` and `anchor`.
+        shared: The shared trainable parameters of the model.
+        anchor: Their values as received.
+        objective: The loss.
+    """
+
+    model: nn.Module
+    data: Split
+    training: Training
+    steps: int
+    draws: torch.Generator
+    penalties: Sequence[Penalty] = ()
+    shared: Sequence[nn.Parameter] = ()
+    anchor: Sequence[Tensor] = ()
+    objective: Objective = CLASSIFICATION
+
+
+def local_train(work: ClientWork, passes: Passes | None = None) -> float:
+    """Train a client's model for one round, in place; returns the mean loss seen on the way.
+
+    Args:
+        work: What is trained, on what and how.
+        passes: How batches go through the model; None for torch's own way.
+    """
+    model, data, training = work.model, work.data, work.training
+    passes = passes or PlainPasses()
+    passes.begin(training, work.penalties, work.shared, work.anchor)
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
+    direct = [p for p in work.penalties if isinstance(p, DirectPenalty)]
+    by_graph = [p for p in work.penalties if not isinstance(p, DirectPenalty)]
+    total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
+    model.train()
+    for index in batches(len(data), training.sizes(len(data)), work.steps, work.draws):
+        x, y = data.batch(index.to(data.y.device))
+        if data.augment is not None:
+            x = data.augment(x, work.draws)
+        optimizer.zero_grad(set_to_none=True)
+        loss = work.objective.loss(passes.outputs(model, x), y)
+        whole = loss
+        for penalty in by_graph:
+            whole = whole + penalty.value(work.shared, work.anchor)
+        passes.backward(whole)
+        for penalty in direct:
+            penalty.add_gradient(work.shared, work.anchor)
+        optimizer.step()
+        passes.step()
+        total += loss.detach() * len(y)
+        seen += len(y)
+    optimizer.zero_grad(set_to_none=True)
+    return float(total) / seen
+
+
+def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:
+    """Yield `steps` batches of indices, in passes over `n` samples, each in a new order.
+
+    Args:
+        n: Samples to draw from.
+        sizes: The batches of a pass; see `Training.sizes`.
+        steps: How many batches.
+        draws: Decides the orders.
+
+    Examples:
+        >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]
+        [3, 4, 3]
+    """
+    left = steps
+    for _ in count():
+        for part in torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes):
+            if not left:
+                return
+            left -= 1
+            yield part
+
+
+def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
+    """Make a client's optimiser; it starts anew each round."""
+    build = getattr(torch.optim, training.optimizer)
+    made: torch.optim.Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
+    return made
 
 
 def failure(client: Client, what: str, error: Exception) -> Refusal:
     """Make a refusal of an error in a client's own code or data."""
     log.debug("client %s failed", client.name, exc_info=True)
     return Refusal(client.name, f"{what}{reason(error)}")
+
+
+def examined(update: Update) -> Outcome:
+    """Refuse an update that holds a NaN or an infinity: one would poison the global model."""
+    for part in (update.shared, update.local):
+        if name := part.unusable():
+            return Refusal(update.client, f"its update has NaN or infinity in {name}")
+    return update
 
 
 def _accepted(
@@ -373,6 +293,67 @@ def _check_enough(plan: Plan, round: int, chosen: int, report: Report) -> None:
         f"round {round}: {len(report.losses)} of {chosen} clients gave a usable update, "
         f"{why} ({reasons})"
     )
+
+
+def absurd(update: Pack, before: Pack) -> str | None:
+    """Say how an update is absurdly far from where it started, or None where it is not.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedbn.core.packing import StateLayout
+        >>> from fedbn.core.state import entries
+        >>> layer = nn.Linear(2, 1)
+        >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())
+        >>> far = StateLayout.of(entries(layer)).pack({n: v + 1e9 for n, v in start.state.items()})
+        >>> absurd(start, start) is None, absurd(far, start) is None
+        (True, False)
+    """
+    groups = [g for g in before.vectors if g.trainable and not g.integer]
+    new, old = ([pack.vectors[g] for g in groups] for pack in (update, before))
+    # |new - old| <= |new| + |old|: two passes without a copy clear nearly every update.
+    length = _length(old)
+    if _length(new) + length <= _MOST * (length + 1):
+        return None
+    doubled = [(n.double(), o.double()) for n, o in zip(new, old, strict=True)]
+    moved, length = _length([n - o for n, o in doubled]), _length([o for _, o in doubled])
+    if moved <= _MOST * (length + 1):
+        return None
+    return f"its update moves the model by {moved:.3g}, the model's own norm is {length:.3g}"
+
+
+def _length(vectors: Sequence[Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(vector)) for vector in vectors))
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured number, as one line of `metrics.jsonl`."""
+
+    method: str
+    setting: str
+    seed: int
+    round: int
+    client: str
+    domain: str
+    split: str
+    metric: str
+    value: float | None
+
+
+def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
+    """The numbers that a round gives at no extra pass: training losses, and who was refused."""
+    found = []
+    refused = {refusal.client for refusal in report.refusals}
+    for client in plan.federation.clients:
+        if client.name in report.losses:
+            value = report.losses[client.name]
+            found.append(
+                record(plan, round, client.name, client.domain, "train", "training_loss", value)
+            )
+        elif client.name in refused:
+            found.append(record(plan, round, client.name, client.domain, "train", "refused", 1.0))
+    return found
 
 
 def record(

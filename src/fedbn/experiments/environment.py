@@ -22,7 +22,8 @@ from fedbn.errors import ConfigError, DamagedRun, DataError
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.schema import Experiment
-from fedbn.fast.memory import granted
+from fedbn.fast import chosen
+from fedbn.fast.allocator import granted
 
 _EVERY = "all settings"
 
@@ -100,6 +101,7 @@ def environment_of(
         "config": config,
         "data": planner.fingerprint(),
         "directory": str(directory),
+        "fast": chosen(planner.plan(todo[0])),
         "inputs": facts_by_setting(
             {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
         ),

@@ -30,7 +30,7 @@ from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.configuration import held_experiment
 from fedbn.experiments.jobs import Event, Job, Key, Listener, jobs
 from fedbn.experiments.planner import Planner
-from fedbn.fast.memory import keep_freed_memory
+from fedbn.fast.allocator import keep_freed_memory
 from fedbn.runs.folder import RunFolder
 
 STOP = "stop"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fedbn import fast
 from fedbn.core.best_round import Validation, best_round, validation
 from fedbn.core.engine import Sink, cores, run
 from fedbn.core.plan import Plan
@@ -68,6 +69,27 @@ class Recorder:
         return partial(best_round, self._scores)
 
 
+def run_plan(
+    plan: Plan,
+    sinks: Sequence[Sink] = (),
+    *,
+    start: RunState | None = None,
+    workers: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> RunState:
+    """Run a plan to its last round in this process, as fast as it may be.
+
+    Args:
+        plan: What to run.
+        sinks: Who is told.
+        start: The state to go on from; None for the beginning.
+        workers: Cores to use; 0 for all. Changes no result.
+        stop: Asked after each round; True ends the run with `Interrupted`.
+    """
+    crew = partial(fast.make_crew, workers=workers)
+    return run(plan, sinks, start=start, stop=stop, make_crew=crew)
+
+
 def execute(
     job: Job,
     planner: Planner,
@@ -87,7 +109,7 @@ def execute(
         listener(Event("note", job.key, text=f"{text}; going on from the one before it"))
     metrics.keep_until(place / "metrics.jsonl", start.round if start else 0)
     sinks: list[Sink] = [Recorder(place, _scores(job, place)), Reporter(job, listener)]
-    state = run(plan, sinks, start=start, workers=workers, stop=stop)
+    state = run_plan(plan, sinks, start=start, workers=workers, stop=stop)
     listener(Event("done", job.key, state.round, plan.training.rounds))
     return state
 

@@ -69,6 +69,7 @@ class TrainingSection(Section):
     participation: float = Field(1.0, gt=0, le=1, description="share of clients a round")
     min_clients: int = Field(1, ge=1, description="fewer usable updates end the run")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    fast: bool = Field(True, description="false leaves out all that is for speed alone")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import zip_longest
 from math import prod
@@ -10,14 +11,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import Client, Split
 from fedbn.core.method import Proximal
 from fedbn.core.packing import Pack
 from fedbn.core.plan import CLASSIFICATION, Plan
 from fedbn.core.randomness import generator
-from fedbn.core.rounds import Outcome, Record, RunState, Update, batches, examined, make_optimizer
-from fedbn.core.scoring import Score, score_records, scored, splits_of
+from fedbn.core.replica import Replica
+from fedbn.core.rounds import (
+    Outcome,
+    Record,
+    Refusal,
+    RunState,
+    Update,
+    batches,
+    examined,
+    make_optimizer,
+    train_client,
+)
+from fedbn.core.scoring import Score, score_client, score_records, scored, splits_of
 from fedbn.fast.stacked_models import Stack, unstackable
+
+log = logging.getLogger("fedbn")
 
 # A stack holds at most so many numbers of a batch, parameters and clients: wide inputs
 # are bound by memory and gain nothing from large stacks, narrow ones by the number of calls.
@@ -52,6 +67,8 @@ ROW_BY_ROW: Mapping[str, Set[str]] = {
 
 def unbatchable(plan: Plan) -> str | None:
     """Say why a plan cannot run in stacks, or None where it can."""
+    if not plan.training.fast:
+        return "training.fast = false leaves stacks out"
     if plan.training.device != "cpu":
         return f"training.device is {plan.training.device}"
     if plan.objective is not CLASSIFICATION:
@@ -214,3 +231,72 @@ def _scores(stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
         None if split is None else scored(split, [(float(loss[row]), torch.cat(predicted[row]))])
         for row, split in enumerate(splits)
     ]
+
+
+class Stacks:
+    """Each thread has a stack of models, which becomes that of some clients in turn."""
+
+    def __init__(self, plan: Plan, workers: int):
+        self._size = stack_size(plan)
+        count = min(workers, -(-len(plan.federation.clients) // self._size))
+        self._plan = plan
+        self._pool = Pool(
+            [Stack(plan.initial_model, plan.method, self._size) for _ in range(count)]
+        )
+        self.notes = [f"clients train in stacks of {self._size}"]
+
+    def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
+        """Train these clients for one round."""
+        # What lasts is made before anything that passes: it would settle in the large holes
+        # that stacks leave in the heap, and each next stack would need new ones.
+        local = {c.name: state.local[c.name].layout.zeros() for c in clients}
+        for outcomes in self._pool.ordered(
+            lambda stack, some: self._train(stack, some, state, local), self._cut(clients)
+        ):
+            yield from outcomes
+
+    def score(
+        self, clients: Sequence[Client], state: RunState
+    ) -> tuple[list[Record], list[Refusal]]:
+        """Score these clients' joined models; and say who could not be scored."""
+        found = self._pool.ordered(
+            lambda stack, some: self._score(stack, some, state), self._cut(clients)
+        )
+        return told_apart(scores for several in found for scores in several)
+
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Refusal]:
+        """Give clients that have not trained the local part they are scored with."""
+
+        def work(_: Stack, some: Sequence[Client]) -> list[Pack | Refusal]:
+            replica = Replica(self._plan.initial_model, self._plan.method)
+            return [measured_or_refused(replica, client, state) for client in some]
+
+        for several in self._pool.ordered(work, self._cut(clients)):
+            yield from several
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.__exit__()
+
+    def _cut(self, clients: Sequence[Client]) -> list[Sequence[Client]]:
+        return [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
+
+    def _train(
+        self, stack: Stack, clients: Sequence[Client], state: RunState, local: Mapping[str, Pack]
+    ) -> list[Outcome]:
+        try:
+            return list(train_stack(self._plan, stack, clients, state, local))
+        except Exception:
+            log.debug("a stack failed; its clients train one by one", exc_info=True)
+            replica = Replica(self._plan.initial_model, self._plan.method)
+            return [train_client(self._plan, replica, client, state) for client in clients]
+
+    def _score(
+        self, stack: Stack, clients: Sequence[Client], state: RunState
+    ) -> list[list[Record] | Refusal]:
+        try:
+            return [score_stack(self._plan, stack, clients, state)]
+        except Exception:
+            log.debug("a stack failed; its clients are scored one by one", exc_info=True)
+            replica = Replica(self._plan.initial_model, self._plan.method)
+            return [score_client(self._plan, replica, client, state) for client in clients]

@@ -1,14 +1,10 @@
-"""Convolutions and dense layers whose weight gradients can be computed by somebody else.
-
-They compute what torch's own do, with the same calls. Weights that are not plain parameters,
-parameters with hooks, and passes in which torch itself does more than compute are left to torch.
-
-Weight gradients beside the backward pass, on cores that have nothing else to do.
+"""Weight gradients beside the backward pass, on cores that have nothing else to do.
 
 Only the optimiser needs the gradient of a layer's weights, so the pass can go on to the layers
 before it while another thread computes that gradient. With five clients on two cores the fifth
-would otherwise leave one core idle. The calls are the same whichever thread makes them, so not one
-bit depends on whether a thread was free.
+would otherwise leave one core idle. The calls are torch's own, the same whichever thread makes
+them, so not one bit depends on whether a thread was free. Weights that are not plain parameters,
+parameters with hooks, and passes in which torch itself does more than compute are left to torch.
 
 Plain SGD needs the gradient of a dense layer's weights only to subtract it from them. As a product
 added to the weights the step is one pass over them, and a gradient as large as the layer is never
@@ -29,6 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from fedbn.core.method import Penalty, Proximal
+from fedbn.core.plan import Training
+from fedbn.fast.memory_formats import MemoryFormat, as_usual
 
 Gradients = Sequence[Tensor | None]
 Work = Callable[[], Gradients]
@@ -234,22 +234,34 @@ class Aside:
 
     Args:
         helpers: Who may help; None for nobody.
+        layout: How batches lie in memory.
 
     Attributes:
         steps: How large dense weights take their steps by themselves; None to give gradients.
     """
 
-    def __init__(self, helpers: Helpers | None = None):
+    def __init__(self, helpers: Helpers | None = None, layout: MemoryFormat = as_usual):
         self.steps: PlainSteps | None = None
         self._helpers = helpers
+        self._layout = layout
         self._passing = False
         self._to_step: list[tuple[Tensor, Tensor, Tensor]] = []
         self._left: list[tuple[Gradients, Work]] = []
 
+    def begin(
+        self,
+        training: Training,
+        penalties: Sequence[Penalty],
+        shared: Sequence[Tensor],
+        anchor: Sequence[Tensor],
+    ) -> None:
+        """Find out whether weights can take their steps by themselves."""
+        self.steps = plain_steps(training, penalties, shared, anchor)
+
     def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
         """Pass a batch through the model."""
         with Watch(self):
-            found: Tensor = model(x)
+            found: Tensor = model(self._layout(x))
         return found
 
     def backward(self, loss: Tensor) -> None:
@@ -308,22 +320,20 @@ class Aside:
         return self._passing and not torch.is_grad_enabled()
 
 
-class Plainly:
-    """The training passes of one model as torch does them."""
-
-    steps: PlainSteps | None = None
-
-    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Pass a batch through the model."""
-        found: Tensor = model(x)
-        return found
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute all gradients."""
-        loss.backward()
-
-    def step(self) -> None:
-        """No weight takes steps by itself."""
+def plain_steps(
+    training: Training,
+    penalties: Sequence[Penalty],
+    shared: Sequence[Tensor],
+    anchor: Sequence[Tensor],
+) -> PlainSteps | None:
+    """How weights can take steps by themselves; None where the steps are not plain SGD's."""
+    if training.optimizer != "SGD" or training.optimizer_args:
+        return None
+    proximal = [penalty for penalty in penalties if type(penalty) is Proximal]
+    if len(proximal) != len(penalties):
+        return None
+    received = dict(zip(shared, anchor, strict=True)) if proximal else {}
+    return PlainSteps(training.lr, sum(penalty.mu for penalty in proximal), received)
 
 
 def worth_it(model: nn.Module) -> bool:

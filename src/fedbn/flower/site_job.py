@@ -28,6 +28,7 @@ from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.core.user_code import habits
 from fedbn.errors import ConfigError, DamagedRun, ModelError
 from fedbn.experiments.jobs import Job
+from fedbn.fast import speedups
 from fedbn.flower import messages
 from fedbn.flower.messages import (
     Answer,
@@ -152,12 +153,13 @@ class Desk:
         self._options = options
         device = self._plan.training.device
         self._client = own.change(lambda split: split.to(device))  # and no stand-in
-        sample = own.train.batch(slice(0, 2))[0].cpu()
         noticed = habits(self._plan.initial_model, [own])
         for text in noticed.notes:
             log.info(text)
-        self._replica = Replica(self._plan.initial_model, self._plan.method, device, None, noticed)
-        self._replica.fold(sample.to(device))
+        fast = speedups(self._plan, client=names.index(own.name))
+        self._replica = Replica(
+            self._plan.initial_model, self._plan.method, device, noticed, speedups=fast
+        )
         self._initial = initial_state(self._plan)
         found = schema_hash(entries(self._plan.initial_model))
         if found != order.schema_hash:

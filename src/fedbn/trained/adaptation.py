@@ -26,13 +26,14 @@ from typing import Any, Literal, get_args
 import torch
 
 from fedbn.core.bn_statistics import CHUNK
-from fedbn.core.engine import one_torch_thread, run
+from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Client, Split
 from fedbn.core.randomness import generator, number, seeded, stratified
-from fedbn.core.rounds import local_train
+from fedbn.core.rounds import ClientWork, local_train
 from fedbn.core.state import Kind, State, entries
 from fedbn.data.arrays import labels_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
+from fedbn.experiments.runner import run_plan
 from fedbn.runs.folder import RunFolder
 from fedbn.trained.evaluation import Outcomes, Value, scores
 from fedbn.trained.joining import joining_plan, joining_state
@@ -223,7 +224,9 @@ def _finetune(bench: Bench, data: Split, epochs: int) -> None:
     steps = training.steps(len(data), len(data))
     with seeded(number(plan.seed, "finetune")):
         draws = generator(plan.seed, "finetune order")
-        loss = local_train(model, data, training, steps, draws, objective=plan.objective)
+        loss = local_train(
+            ClientWork(model, data, training, steps, draws, objective=plan.objective)
+        )
         bench.replica.collect()
     if not loss < float("inf") or bench.replica.local.unusable() or bench.replica.shared.unusable():
         raise ModelError(
@@ -318,7 +321,7 @@ def _joined(trained: Trained, client: Client, test: Split, rounds: int | None) -
         return Compared("join", None, "trains on the run's data: --rounds N scores it too")
     try:
         plan = joining_plan(trained, client, rounds)
-        state = run(plan, start=joining_state(trained, client))
+        state = run_plan(plan, start=joining_state(trained, client))
     except FedbnError as error:
         return Compared("join", None, str(error))
     name = "all" if plan.method.pooled else client.name
