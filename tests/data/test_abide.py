@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loaded
 
 from fedbn.core.federation import check_federation
 from fedbn.datasets.abide import INFO, SITES, abide, correlations, read_series
@@ -156,8 +157,10 @@ def test_a_missing_site_and_wrong_options(study):
         file.unlink()
     with pytest.raises(DataError, match="of both labels of site USM"):
         abide()
-    with pytest.raises(ConfigError, match=r"data\.window = 1"):
-        abide(window=1)
+    with pytest.raises(ConfigError, match=r"data\.window = 1: input .* greater than or equal to 3"):
+        loaded("abide", window=1)
+    with pytest.raises(ConfigError, match=r"data\.stride = 0: input .* greater than or equal to 1"):
+        loaded("abide", stride=0)
 
 
 @pytest.mark.slow

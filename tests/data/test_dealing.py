@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loading import loaded
 
 from fedbn.core.federation import Split
 from fedbn.data.benchmarks import checked_sizes, thinned
@@ -51,15 +52,16 @@ def test_sizes_are_one_a_domain_and_no_more_than_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"percent": 4},
-        {"clients_per_domain": 11},
-        {"percent": 20, "clients_per_domain": 2},
-        {"clients_per_domain": 2},
-        {"test_limit": 0},
+        ({"percent": 4}, "greater than or equal to 5"),
+        ({"clients_per_domain": 11}, "less than or equal to 10"),
+        ({"percent": 20, "clients_per_domain": 2}, "set percent to 10"),
+        ({"clients_per_domain": 2}, "set percent to 10"),
+        ({"test_limit": 0}, "greater than or equal to 1"),
     ],
 )
-def test_shares_that_cannot_be_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"legal are|set percent to 10"):
-        digits_mini(**options)
+def test_shares_that_cannot_be_are_refused(options: dict[str, int], message: str) -> None:
+    name, value = list(options.items())[-1]
+    with pytest.raises(ConfigError, match=rf"data\.{name} = {value}: .*{message}"):
+        loaded("digits_mini", **options)

@@ -1,16 +1,18 @@
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import raw_digits as raw
 import torch
+from loading import loaded
 from PIL import Image
 
 from fedbn.core.federation import check_federation
 from fedbn.data import digit_domains
 from fedbn.data.digit_domains import blended, photograph_files, read_photograph
 from fedbn.data.digit_files import DOMAINS
-from fedbn.datasets.digits import INFO, PERCENTS, _cuts, digits
+from fedbn.datasets.digits import INFO, Percent, _cuts, digits
 from fedbn.errors import ConfigError, DataError
 
 PAPER_SIZES = (74, 371, 743, 1487, 2975, 4462, 7438)
@@ -93,7 +95,7 @@ def test_percent_gives_the_sizes_of_the_paper(data_folder: Path):
     full = (np.zeros((7438, 28, 28), np.uint8), raw.labels(7438))
     raw.write_npz(data_folder / "digits" / "mnist.npz", full, (full[0][:10], full[1][:10]))
     sizes = []
-    for percent in PERCENTS:
+    for percent in get_args(Percent):
         federation = digits(domains=["mnist"], percent=percent)
         sizes.append(len(federation.clients[0].train))
         assert federation.remarks == ()
@@ -247,22 +249,25 @@ def test_large_and_grey_photographs_are_brought_down(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"percent": 7}, r"data\.percent = 7: legal are 1, 5, 10, 20, 40, 60, 100"),
-        ({"clients_per_domain": 0}, r"data\.clients_per_domain = 0: legal are 1 to 10"),
-        ({"clients_per_domain": 11}, "legal are 1 to 10"),
+        ({"percent": 7}, r"data\.percent = 7: input should be 1, 5, 10, 20, 40, 60 or 100"),
+        ({"clients_per_domain": 0}, r"data\.clients_per_domain = 0: input should be greater"),
+        ({"clients_per_domain": 11}, "11: input should be less than or equal to 10"),
         ({"clients_per_domain": 2, "percent": 20}, "set percent to 10"),
         ({"domains": ["mnst"]}, "did you mean 'mnist'"),
         ({"domains": []}, "legal are one or more of svhn"),
         ({"domains": ["mnist", "mnist"]}, "each once"),
-        ({"synth": "drawn"}, r"data\.synth: unknown source 'drawn'"),
-        ({"mnist_m": "rendered"}, r"data\.mnist_m: unknown source 'rendered'"),
-        ({"test_limit": 0}, r"data\.test_limit = 0"),
-        ({"rendered": 0}, "0: legal are whole numbers from 1"),
+        (
+            {"synth": "drawn"},
+            r"data\.synth = 'drawn': input should be 'auto', 'original' or 'rendered'",
+        ),
+        ({"mnist_m": "rendered"}, r"data\.mnist_m = 'rendered': input should be 'auto'"),
+        ({"test_limit": 0}, r"data\.test_limit = 0: input should be greater than or equal to 1"),
+        ({"rendered": 0}, r"data\.rendered = 0: input should be greater than or equal to 1"),
     ],
 )
 def test_wrong_options_are_refused(prepared: Path, options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
-        digits(**options)
+        loaded("digits", **options)
 
 
 def test_missing_files_are_named(data_folder: Path):

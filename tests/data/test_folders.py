@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loaded
 from PIL import Image
 
 from fedbn.core.federation import check_federation
@@ -148,16 +149,16 @@ def test_sixteen_bit_pictures_make_all_sites_floats_of_one_depth(own):
     [
         ({"path": None}, ConfigError, "data.path is needed"),
         ({"path": "missing"}, DataError, "no such folder; expected PATH/SITE/CLASS"),
-        ({"test_share": 1.5}, ConfigError, "data.test_share = 1.5"),
-        ({"size": 1}, ConfigError, "data.size = 1: legal are 4 to 2048"),
-        ({"depth": 100_000}, ConfigError, "data.depth = 100000: legal are 256 to 65535"),
+        ({"test_share": 1.5}, ConfigError, "data.test_share = 1.5: input should be less than 1"),
+        ({"size": 1}, ConfigError, "data.size = 1: input should be greater than or equal to 4"),
+        ({"depth": 100_000}, ConfigError, "data.depth = 100000: .* less than or equal to 65535"),
     ],
 )
 def test_wrong_options(own, monkeypatch, options, error, message):
     monkeypatch.chdir(own)
     make(own / "data", {"a/x": 5, "a/y": 5})
     with pytest.raises(error, match=message):
-        folders(**{"path": "data", **options})
+        loaded("folders", **{"path": "data", **options})
 
 
 def test_empty_places_are_named(own):

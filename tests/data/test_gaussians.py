@@ -1,5 +1,6 @@
 import pytest
 import torch
+from loading import loaded
 
 from fedbn.core.federation import check_federation
 from fedbn.datasets.synthetic import gaussians
@@ -49,18 +50,18 @@ def test_the_seed_decides():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train": 1}, r"data\.train = 1: legal are whole numbers from 2"),
+        ({"train": 1}, r"data\.train = 1: input should be greater than or equal to 2"),
         ({"dim": 1}, r"data\.dim = 1"),
         ({"correlation": 1.0}, r"data\.correlation = 1\.0: legal are numbers above -0\.111"),
         ({"correlation": -0.2}, "below 1"),
         ({"correlation": float("nan")}, r"data\.correlation = nan"),
-        ({"mixed": 1.5}, r"data\.mixed = 1\.5: legal are 0 to 1"),
+        ({"mixed": 1.5}, r"data\.mixed = 1\.5: input should be less than or equal to 1"),
         ({"mixed": float("nan")}, r"data\.mixed = nan"),
     ],
 )
 def test_wrong_options_are_refused(options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
-        gaussians(**options)
+        loaded("gaussians", **options)
 
 
 def error(w: float, x: torch.Tensor, y: torch.Tensor) -> float:

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import raw_digits as raw
+from loading import loaded
 from scipy import ndimage
 
 from fedbn.core.federation import check_federation
@@ -159,22 +160,21 @@ def test_without_scikit_image_it_says_what_to_install(mnist: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "value", "legal"),
     [
-        {"train": 0},
-        {"test": 0},
-        {"thinning": 1.5},
-        {"thickening": -1.0},
-        {"thickening": float("inf")},
-        {"swelling": 0.5},
-        {"swelling": float("nan")},
-        {"fractures": -1},
+        ("train", 0, "greater than or equal to 1"),
+        ("test", 0, "greater than or equal to 1"),
+        ("thinning", 1.5, "less than or equal to 1"),
+        ("thickening", -1.0, "greater than or equal to 0"),
+        ("thickening", float("inf"), "a finite number"),
+        ("swelling", 0.5, "greater than or equal to 1"),
+        ("swelling", float("nan"), "a finite number"),
+        ("fractures", -1, "greater than or equal to 0"),
     ],
 )
-def test_wrong_options_are_refused(mnist: Path, options: dict):
-    (name, value), *_ = options.items()
-    with pytest.raises(ConfigError, match=rf"data\.{name} = {value}: legal are"):
-        morpho_mnist(**options)
+def test_wrong_options_are_refused(mnist: Path, name: str, value: float, legal: str):
+    with pytest.raises(ConfigError, match=rf"data\.{name} = {value}: input should be {legal}"):
+        loaded("morpho_mnist", **{name: value})
 
 
 def test_on_the_real_files(real_data: Path):

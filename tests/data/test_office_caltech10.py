@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loaded
 from PIL import Image
 
 from fedbn.core.federation import check_federation
@@ -97,7 +98,7 @@ def test_a_picture_that_changed_is_read_again(office):
 @pytest.mark.parametrize("wrong", [1, 0, -5, "every"])
 def test_wrong_per_client(office, wrong):
     with pytest.raises(ConfigError, match="legal are 2 and more, 'all'"):
-        office_caltech10(per_client=wrong)
+        loaded("office_caltech10", per_client=wrong)
 
 
 def test_too_few_pictures_and_missing_folders_are_named(office):

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import loaded
 
 from fedbn.core.federation import check_federation
 from fedbn.data.digit_rendering import Font, Look, font_files, font_hashes, load_fonts, render
@@ -119,5 +120,7 @@ def test_the_data_set_is_labelled_as_rendered():
 
 
 def test_at_least_one_image_is_needed():
-    with pytest.raises(ConfigError, match=r"data\.test = 0: legal are whole numbers from 1"):
-        synth_digits(train=3, test=0)
+    with pytest.raises(
+        ConfigError, match=r"data\.test = 0: input should be greater than or equal to 1"
+    ):
+        loaded("synth_digits", train=3, test=0)

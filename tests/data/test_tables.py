@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loading import loaded
 
 from fedbn.core.federation import check_federation
 from fedbn.datasets.own_files import tables
@@ -111,15 +112,23 @@ def test_repeated_ids_are_remarked_on(tmp_path):
         ({"path": None}, ConfigError, "data.path is needed"),
         ({"label": None}, ConfigError, "data.label is needed .* of key, age, colour, ill"),
         ({"label": "sick"}, DataError, "no column 'sick' .data.label.; it has key, age"),
-        ({"missing": "zero"}, ConfigError, "legal are 'error', 'mean'"),
+        (
+            {"missing": "zero"},
+            ConfigError,
+            "data.missing = 'zero': input should be 'error' or 'mean'",
+        ),
         ({"site": "colour"}, ConfigError, "has 2 tables"),
-        ({"label": "age", "test_share": 0}, ConfigError, "data.test_share = 0"),
+        (
+            {"label": "age", "test_share": 0},
+            ConfigError,
+            "data.test_share = 0: input should be greater than 0",
+        ),
     ],
 )
 def test_wrong_options(tmp_path, options, error, message):
     path = write(tmp_path, a=rows(10), b=rows(10))
     with pytest.raises(error, match=message):
-        tables(**{"path": path, "label": "ill", "id": "key", **options})
+        loaded("tables", **{"path": path, "label": "ill", "id": "key", **options})
 
 
 @pytest.mark.parametrize(

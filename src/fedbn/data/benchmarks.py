@@ -1,8 +1,6 @@
-"""Choosing some of a data set's domains.
+"""What data sets of domains have in common: their options, folders of pictures, shares of samples.
 
-Benchmarks of pictures in domains: DOMAIN/CLASS/*.jpg, under the names their copies go by.
-
-Dealing a domain's training samples: a share for one client, or a tenth for each of several.
+Ranges of options stand in the signature of a data set, where they are checked before it is called.
 """
 
 from __future__ import annotations
@@ -11,8 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.data.image_folders import (
@@ -26,6 +26,20 @@ from fedbn.data.image_folders import (
 from fedbn.data.images import FlipAndTurn
 from fedbn.data.storage import Info, check_distinct, shown, subfolders
 from fedbn.errors import ConfigError, DataError, unknown
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+_TENTHS = 10
+ClientsPerDomain = Annotated[int, Field(ge=1, le=_TENTHS)]
+
+
+def check_tenths(percent: int, clients: int) -> None:
+    """Refuse shares that several clients of a domain cannot have."""
+    if clients > 1 and percent != 10:
+        raise ConfigError(
+            f"data.percent = {percent} with data.clients_per_domain = {clients}: several clients "
+            "have a tenth each; set percent to 10, or leave clients_per_domain at 1"
+        )
 
 
 def checked_domains(asked: Sequence[str] | None, known: Iterable[str]) -> tuple[str, ...]:
@@ -158,9 +172,6 @@ def plain_name(folder: str) -> str:
     return re.sub(r"[\s_-]+", "_", re.sub(r"-101$", "", name)).strip("_")
 
 
-_TENTHS = 10
-
-
 def checked_sizes(
     sizes: list[int] | None, lengths: Mapping[str, int], clients: int
 ) -> dict[str, int]:
@@ -202,23 +213,3 @@ def tenths(whole: Client, clients: int) -> list[Client]:
         )
         for number in range(clients)
     ]
-
-
-def check_shares(percent: int, clients: int, test_limit: int | None) -> None:
-    """Refuse shares that no client can have."""
-    if not 5 <= percent <= 100:
-        raise ConfigError(f"data.percent = {percent}: legal are 5 to 100")
-    check_clients(percent, clients, test_limit)
-
-
-def check_clients(percent: int, clients: int, test_limit: int | None) -> None:
-    """Refuse numbers of clients and test samples that no domain can have."""
-    if not 1 <= clients <= _TENTHS:
-        raise ConfigError(f"data.clients_per_domain = {clients}: legal are 1 to {_TENTHS}")
-    if clients > 1 and percent != 10:
-        raise ConfigError(
-            f"data.percent = {percent} with data.clients_per_domain = {clients}: several clients "
-            "have a tenth each; set percent to 10, or leave clients_per_domain at 1"
-        )
-    if test_limit is not None and test_limit < 1:
-        raise ConfigError(f"data.test_limit = {test_limit}: legal are whole numbers from 1")

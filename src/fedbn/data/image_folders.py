@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedbn.core.federation import Augment, Client, Split, check_name
 from fedbn.core.randomness import generator, stratified
-from fedbn.data.images import DEPTH, check_depth, pictures_below, read_pictures
+from fedbn.data.images import DEPTH, pictures_below, read_pictures
 from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, shown, subfolders
-from fedbn.errors import ConfigError, DataError
+from fedbn.errors import DataError
 
 _VERSION = 2
 """Part of the cache's key: to be raised when the same files give other pixels."""
@@ -60,13 +60,6 @@ class Division:
     seed: int
     per_client: int | Literal["all"] = "all"
 
-    def __post_init__(self) -> None:
-        check_share(self.test_share)
-        if isinstance(self.per_client, int) and self.per_client >= 2:
-            return
-        if self.per_client != "all":
-            raise ConfigError(f"data.per_client = {self.per_client!r}: legal are 2 and more, 'all'")
-
     def divide(self, pictures: PictureSet, site: str) -> tuple[PictureSet, PictureSet]:
         """Divide a site's pictures in train and test."""
         draws = generator(self.seed, "test split", client=site)
@@ -84,12 +77,6 @@ class Division:
         draws = generator(self.seed, "training pictures", client=site)
         _, chosen = stratified(train.labels, self.per_client / len(train), draws)
         return train.take(chosen)
-
-
-def check_share(share: float) -> None:
-    """Refuse a test share that leaves one side empty."""
-    if not 0 < share < 1:
-        raise ConfigError(f"data.test_share = {share}: legal are numbers between 0 and 1")
 
 
 def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> PictureSet:
@@ -116,11 +103,6 @@ class Reading:
     size: int
     depth: int = DEPTH
     keep: str | None = None
-
-    def __post_init__(self) -> None:
-        if not 4 <= self.size <= 2048:
-            raise ConfigError(f"data.size = {self.size}: legal are 4 to 2048 pixels")
-        check_depth(self.depth)
 
     def client(
         self, site: str, parts: Sequence[PictureSet], augment: Augment | None = None

@@ -24,17 +24,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from fedbn.data.storage import scan, shown
-from fedbn.errors import ConfigError, DataError
+from fedbn.errors import DataError
 from fedbn.text import one_line
 
 SUFFIXES = frozenset(
@@ -51,6 +52,8 @@ _WHITE = (255, 255, 255, 255)
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # what matters to us, it raises
 DEPTH = 65535
 """The 16-bit value that becomes 1, unless said otherwise; 0 becomes −1."""
+Depth = Annotated[int, Field(gt=255, le=DEPTH)]
+Side = Annotated[int, Field(ge=4, le=2048)]
 
 
 def is_picture(file: Path) -> bool:
@@ -197,12 +200,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def check_depth(depth: int) -> None:
-    """Refuse a largest value that no 16-bit picture has."""
-    if not 255 < depth <= DEPTH:
-        raise ConfigError(f"data.depth = {depth}: legal are 256 to {DEPTH}, the value of white")
 
 
 def _check_colours(picture: Image.Image, file: Path) -> None:

@@ -18,16 +18,19 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
-from fedbn.data.image_folders import check_folder, check_share
+from fedbn.data.benchmarks import Count, Share
+from fedbn.data.image_folders import check_folder
 from fedbn.data.storage import Info, cached, data_root, fingerprint, shown
-from fedbn.errors import ConfigError, DataError
+from fedbn.errors import DataError
 
 DROPPED = "#3455"
 """The one of 111 regions that is left out: 110 give the paper's 5,995 pairs."""
@@ -151,9 +154,9 @@ Subjects = list[tuple[Path, int]]
 
 def abide(
     path: str | None = None,
-    window: int = 32,
-    stride: int = 1,
-    test_share: float = 0.2,
+    window: Annotated[int, Field(ge=3)] = 32,
+    stride: Count = 1,
+    test_share: Share = 0.2,
     split_seed: int = 0,
 ) -> Federation:
     """Read the four sites, one a client.
@@ -166,11 +169,6 @@ def abide(
         test_share: The part of each site's subjects held out for testing, stratified by label.
         split_seed: Decides which subjects these are.
     """
-    check_share(test_share)
-    if window < 3 or stride < 1:
-        raise ConfigError(
-            f"data.window = {window}, data.stride = {stride}: legal are 3 and more, 1 and more"
-        )
     folder = Path(path) if path else data_root() / "abide"
     clients = []
     for client, subjects in find_subjects(folder).items():

@@ -10,13 +10,19 @@ the originals are missing, `sizes` says how many samples each domain's client ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import get_args
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.data.benchmarks import check_clients, checked_domains, checked_sizes
+from fedbn.data.benchmarks import (
+    ClientsPerDomain,
+    Count,
+    check_tenths,
+    checked_domains,
+    checked_sizes,
+)
 from fedbn.data.digit_domains import (
     TRAIN_SIZE,
     DigitsInfo,
@@ -29,9 +35,8 @@ from fedbn.data.digit_domains import (
 )
 from fedbn.data.digit_files import DOMAINS
 from fedbn.data.storage import Arrays
-from fedbn.errors import ConfigError, unknown
 
-PERCENTS = (1, 5, 10, 20, 40, 60, 100)
+Percent = Literal[1, 5, 10, 20, 40, 60, 100]
 _PARTS = 10
 
 
@@ -49,8 +54,8 @@ INFO = {
 
 
 def digits(
-    percent: int = 10,
-    clients_per_domain: int = 1,
+    percent: Percent = 10,
+    clients_per_domain: ClientsPerDomain = 1,
     equalize: bool = True,
     sizes: list[int] | None = None,
     domains: list[str] | None = None,
@@ -58,8 +63,8 @@ def digits(
     mnist_m: MnistM = "auto",
     photographs: str | None = None,
     fonts: str = "matplotlib",
-    rendered: int = TRAIN_SIZE,
-    test_limit: int | None = None,
+    rendered: Count = TRAIN_SIZE,
+    test_limit: Count | None = None,
     seed: int = 0,
 ) -> Federation:
     """Read the digit data sets, one client or more a domain.
@@ -79,7 +84,7 @@ def digits(
         seed: Decides splits, rendering and patches; a run's own seed does not touch them.
     """
     chosen = checked_domains(domains, DOMAINS)
-    _check(percent, clients_per_domain, test_limit, {"synth": synth, "mnist_m": mnist_m})
+    check_tenths(percent, clients_per_domain)
     whole = not equalize
     stand_ins: dict[str, Callable[[], Loaded]] = {
         "synthdigits": lambda: synth_digits_domain(synth, seed, whole, rendered, fonts),
@@ -133,12 +138,3 @@ def _clients(
     for part, cut in enumerate(cuts, start=1):
         name = domain if len(cuts) == 1 else f"{domain}-{part}"
         yield Client(name, domain, Split(x[cut], y[cut]), {domain: test})
-
-
-def _check(percent: int, clients: int, test_limit: int | None, sources: Mapping[str, str]) -> None:
-    if percent not in PERCENTS:
-        raise ConfigError(f"data.percent = {percent}: legal are {', '.join(map(str, PERCENTS))}")
-    check_clients(percent, clients, test_limit)
-    for name, legal in (("synth", get_args(Synth)), ("mnist_m", get_args(MnistM))):
-        if sources[name] not in legal:
-            raise ConfigError(f"data.{name}: {unknown('source', sources[name], legal)}")

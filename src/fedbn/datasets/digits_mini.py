@@ -18,15 +18,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.data.benchmarks import check_shares, checked_domains, checked_sizes, tenths, thinned
+from fedbn.data.benchmarks import (
+    ClientsPerDomain,
+    Count,
+    Share,
+    check_tenths,
+    checked_domains,
+    checked_sizes,
+    tenths,
+    thinned,
+)
 from fedbn.data.storage import Info
 
 INFO = {
@@ -46,11 +57,11 @@ _SEED = 2021
 
 
 def digits_mini(
-    test_share: float = 0.4,
-    percent: int = 100,
-    clients_per_domain: int = 1,
+    test_share: Share = 0.4,
+    percent: Annotated[int, Field(ge=5, le=100)] = 100,
+    clients_per_domain: ClientsPerDomain = 1,
     sizes: list[int] | None = None,
-    test_limit: int | None = None,
+    test_limit: Count | None = None,
     domains: list[str] | None = None,
 ) -> Federation:
     """Render the five domains, one client or more each; 28×28×3 in [−1, 1].
@@ -64,7 +75,7 @@ def digits_mini(
         domains: Which to take, in this order; all five by default. A domain's images are the same
             whichever others are taken.
     """
-    check_shares(percent, clients_per_domain, test_limit)
+    check_tenths(percent, clients_per_domain)
     chosen = checked_domains(domains, DOMAINS)
     originals, labels = load_digits(return_X_y=True)
     strokes = _enlarged(originals.reshape(-1, 8, 8) / 16)

@@ -14,18 +14,20 @@ data set `digits`: its training samples for training, its test samples for testi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import Field
 from scipy import ndimage
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import number
+from fedbn.data.benchmarks import Count
 from fedbn.data.digit_domains import DigitsInfo, colour28, needed_source, prepared
 from fedbn.data.storage import Arrays, cached, fingerprint
 from fedbn.errors import ConfigError
@@ -204,12 +206,12 @@ _VERSION = 1
 
 
 def morpho_mnist(
-    train: int = 743,
-    test: int | None = None,
-    thinning: float = 0.7,
-    thickening: float = 1.0,
-    swelling: float = 3.0,
-    fractures: int = 3,
+    train: Count = 743,
+    test: Count | None = None,
+    thinning: Annotated[float, Field(ge=0, le=1)] = 0.7,
+    thickening: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0,
+    swelling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 3.0,
+    fractures: Annotated[int, Field(ge=0, le=100)] = 3,
     seed: int = 0,
 ) -> Federation:
     """Make both clients; they show the same originals.
@@ -223,7 +225,6 @@ def morpho_mnist(
         fractures: How many cuts a broken digit has.
         seed: Decides which digit is changed how.
     """
-    _check(train, test, thinning, thickening, swelling, fractures)
     strength = Strength(thinning, thickening, swelling, fractures)
     source = needed_source("mnist")
     key = {
@@ -271,24 +272,3 @@ def _client(name: str, arrays: Arrays) -> Client:
         for part in ("train", "test")
     )
     return Client(name, name, train, {name: test})
-
-
-def _check(
-    train: int,
-    test: int | None,
-    thinning: float,
-    thickening: float,
-    swelling: float,
-    fractures: int,
-) -> None:
-    for name, size in (("train", train), ("test", test)):
-        if size is not None and size < 1:
-            raise ConfigError(f"data.{name} = {size}: legal are whole numbers from 1")
-    if not 0 <= thinning <= 1:
-        raise ConfigError(f"data.thinning = {thinning}: legal are 0 to 1")
-    if not (math.isfinite(thickening) and thickening >= 0):
-        raise ConfigError(f"data.thickening = {thickening}: legal are numbers from 0")
-    if not (math.isfinite(swelling) and swelling >= 1):
-        raise ConfigError(f"data.swelling = {swelling}: legal are numbers from 1")
-    if not 0 <= fractures <= 100:
-        raise ConfigError(f"data.fractures = {fractures}: legal are 0 to 100")

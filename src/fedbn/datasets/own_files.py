@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.arrays import common_classes, labels_in, read_npz, samples_in
+from fedbn.data.benchmarks import Share
 from fedbn.data.image_folders import (
     FOLDER_LAYOUT,
     Division,
     Reading,
     about_depth,
-    check_share,
     divided_site,
     find_sites,
     folder_classes,
     of_one_type,
     stems_in_both,
 )
-from fedbn.data.images import DEPTH, choose_size
+from fedbn.data.images import DEPTH, Depth, Side, choose_size
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_columns import Column, check_complete, feature_columns, filled
 from fedbn.data.table_files import TABLE_LAYOUT, Table, label_classes, read_sites, repeated_ids
@@ -40,11 +40,11 @@ __all__ = ["arrays", "folders", "tables"]
 
 def folders(
     path: str | None = None,
-    size: int | None = None,
-    test_share: float = 0.2,
+    size: Side | None = None,
+    test_share: Share = 0.2,
     split_seed: int = 0,
     cache: bool = False,
-    depth: int | None = None,
+    depth: Depth | None = None,
 ) -> Federation:
     """Read a folder of sites, each with one folder of pictures a class.
 
@@ -146,7 +146,7 @@ def tables(
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Literal["error", "mean"] = "error",
-    test_share: float = 0.2,
+    test_share: Share = 0.2,
     split_seed: int = 0,
 ) -> Federation:
     """Read tables, one client a site.
@@ -163,9 +163,6 @@ def tables(
         test_share: The stratified part of each site held out for testing.
         split_seed: Decides which rows these are.
     """
-    check_share(test_share)
-    if missing not in ("error", "mean"):
-        raise ConfigError(f"data.missing = {missing!r}: legal are 'error', 'mean'")
     if path is None:
         raise ConfigError(f"data.path is needed for data 'tables': {TABLE_LAYOUT}")
     found = read_sites(Path(path), site)

@@ -1,25 +1,23 @@
-"""Office-Caltech10: the ten classes that Office-31 and Caltech-256 share (section 5.2).
+"""Benchmarks of pictures: Office-Caltech10, and ten classes of DomainNet (section 5.2).
 
-Pictures lie as DOMAIN/CLASS/*.jpg under the names of Office-31, of Caltech-256 or of the usual
-copies. The paper trains on 62 pictures a client, the number the smallest domain allows it, and
+Pictures lie as DOMAIN/CLASS/*.jpg: under the names of Office-31, of Caltech-256 or of their usual
+copies, and as the archives of DomainNet's six domains unpack, whose other 335 classes are left out.
+The paper trains on 62 and on 105 pictures a client, as many as the smallest domain allows it, and
 names no split: here a stratified 20 % of a domain is for testing.
-
-DomainNet, the ten classes of the paper's sub-set: six styles of picture (section 5.2).
-
-Pictures lie as DOMAIN/CLASS/*.jpg, as the archives of the six domains unpack; the other 335
-classes may be there and are left out. The paper trains on 105 pictures a client and names no
-split: here a stratified 20 % of a domain is for testing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from fedbn.core.federation import Federation
-from fedbn.data.benchmarks import Benchmark, PicturesInfo
+from fedbn.data.benchmarks import Benchmark, PicturesInfo, Share
 from fedbn.data.image_folders import Division
-from fedbn.data.images import FlipAndTurn
+from fedbn.data.images import FlipAndTurn, Side
 from fedbn.data.storage import data_root
 
 __all__ = ["domainnet", "office_caltech10"]
@@ -55,35 +53,6 @@ OFFICE_CALTECH10 = Benchmark(
         "video_projector": "projector",
     },
 )
-
-
-def office_caltech10(
-    path: str | None = None,
-    per_client: int | Literal["all"] = 62,
-    size: int = 256,
-    test_share: float = 0.2,
-    split_seed: int = 0,
-    augment: bool = True,
-    domains: list[str] | None = None,
-) -> Federation:
-    """Read the four domains, one a client.
-
-    Args:
-        path: The folder of the four; `office_caltech10` below the data root unless given.
-        per_client: Training pictures a client, stratified by class; `all` keeps every one.
-        size: Side in pixels that pictures are resized to.
-        test_share: The stratified part of each domain held out for testing.
-        split_seed: Decides which pictures these are.
-        augment: Mirror and turn training pictures at random, up to 30 degrees.
-        domains: Which to take, in this order; all four by default.
-    """
-    return OFFICE_CALTECH10.federation(
-        Path(path) if path else data_root() / "office_caltech10",
-        size,
-        Division(test_share, split_seed, per_client),
-        FlipAndTurn() if augment else None,
-        domains,
-    )
 
 
 DOMAINNET = Benchmark(
@@ -136,30 +105,47 @@ INFO = {
 }
 
 
-def domainnet(
-    path: str | None = None,
-    per_client: int | Literal["all"] = 105,
-    size: int = 256,
-    test_share: float = 0.2,
-    split_seed: int = 0,
-    augment: bool = True,
-    domains: list[str] | None = None,
-) -> Federation:
-    """Read the six domains, one a client.
+def _two_or_all(value: Any) -> Any:
+    if value == "all" or (isinstance(value, int) and value >= 2):
+        return value
+    raise ValueError("legal are 2 and more, 'all'")
 
-    Args:
-        path: The folder of the six; `domainnet` below the data root unless given.
-        per_client: Training pictures a client, stratified by class; `all` keeps every one.
-        size: Side in pixels that pictures are resized to.
-        test_share: The stratified part of each domain held out for testing.
-        split_seed: Decides which pictures these are.
-        augment: Mirror and turn training pictures at random, up to 30 degrees.
-        domains: Which to take, in this order; all six by default.
-    """
-    return DOMAINNET.federation(
-        Path(path) if path else data_root() / "domainnet",
-        size,
-        Division(test_share, split_seed, per_client),
-        FlipAndTurn() if augment else None,
-        domains,
-    )
+
+PerClient = Annotated[int | Literal["all"], BeforeValidator(_two_or_all)]
+_ARGUMENTS = """
+
+Args:
+    path: The folder of the domains; the data set's name below the data root unless given.
+    per_client: Training pictures a client, stratified by class; `all` keeps every one.
+    size: Side in pixels that pictures are resized to.
+    test_share: The stratified part of each domain held out for testing.
+    split_seed: Decides which pictures these are.
+    augment: Mirror and turn training pictures at random, up to 30 degrees.
+    domains: Which to take, in this order; all by default.
+"""
+
+
+def _reader(benchmark: Benchmark, pictures: int, what: str) -> Callable[..., Federation]:
+    def read(
+        path: str | None = None,
+        per_client: PerClient = pictures,
+        size: Side = 256,
+        test_share: Share = 0.2,
+        split_seed: int = 0,
+        augment: bool = True,
+        domains: list[str] | None = None,
+    ) -> Federation:
+        return benchmark.federation(
+            Path(path) if path else data_root() / benchmark.name,
+            size,
+            Division(test_share, split_seed, per_client),
+            FlipAndTurn() if augment else None,
+            domains,
+        )
+
+    read.__doc__ = what + _ARGUMENTS
+    return read
+
+
+office_caltech10 = _reader(OFFICE_CALTECH10, 62, "Read the four domains, one a client.")
+domainnet = _reader(DOMAINNET, 105, "Read the six domains, one a client.")

@@ -9,21 +9,26 @@ the paper leaves open is an argument.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator
+from fedbn.data.benchmarks import Count
 from fedbn.data.digit_rendering import rendered
 from fedbn.data.storage import Info
 from fedbn.errors import ConfigError
 
 __all__ = ["gaussians", "synth_digits"]
 
+_Two = Annotated[int, Field(ge=2)]
+
 
 def synth_digits(
-    train: int = 7438, test: int = 5000, fonts: str = "matplotlib", seed: int = 0
+    train: Count = 7438, test: Count = 5000, fonts: str = "matplotlib", seed: int = 0
 ) -> Federation:
     """Render one client, `synthdigits`.
 
@@ -63,11 +68,11 @@ INFO = {
 
 
 def gaussians(
-    train: int = 200,
-    test: int = 1000,
-    dim: int = 10,
+    train: _Two = 200,
+    test: _Two = 1000,
+    dim: _Two = 10,
     correlation: float = 0.5,
-    mixed: float = 0.5,
+    mixed: Annotated[float, Field(ge=0, le=1)] = 0.5,
     seed: int = 0,
 ) -> Federation:
     """Draw both clients; float32 samples, both classes equally often.
@@ -84,7 +89,11 @@ def gaussians(
         >>> [(client.name, tuple(client.train.x.shape)) for client in gaussians().clients]
         [('diagonal', (200, 10)), ('mixed', (200, 10))]
     """
-    _check(train, test, dim, correlation, mixed)
+    if not math.isfinite(correlation) or not -1 / (dim - 1) < correlation < 1:
+        raise ConfigError(
+            f"data.correlation = {correlation}: legal are numbers above {-1 / (dim - 1):.3g} and "
+            f"below 1, for which the covariance of {dim} dimensions is positive definite"
+        )
     factor = torch.linalg.cholesky(covariance(dim, correlation))
     clients = []
     for name, share in (("diagonal", 0.0), ("mixed", mixed)):
@@ -115,16 +124,3 @@ def _split(size: int, share: float, factor: Tensor, draws: torch.Generator) -> S
     correlated = second < round(share * ((size + 1) // 2))
     x[correlated] = x[correlated] @ factor.T
     return Split((x + (2 * y[:, None] - 1)).float(), y)
-
-
-def _check(train: int, test: int, dim: int, correlation: float, mixed: float) -> None:
-    for name, value in (("train", train), ("test", test), ("dim", dim)):
-        if value < 2:
-            raise ConfigError(f"data.{name} = {value}: legal are whole numbers from 2")
-    if not math.isfinite(correlation) or not -1 / (dim - 1) < correlation < 1:
-        raise ConfigError(
-            f"data.correlation = {correlation}: legal are numbers above {-1 / (dim - 1):.3g} and "
-            f"below 1, for which the covariance of {dim} dimensions is positive definite"
-        )
-    if not 0 <= mixed <= 1:
-        raise ConfigError(f"data.mixed = {mixed}: legal are 0 to 1")

@@ -167,7 +167,7 @@ def _signature(build: Callable[..., Any], where: str) -> inspect.Signature:
 def _hints(build: Callable[..., Any]) -> dict[str, Any]:
     """The types of the arguments; none where a user's names cannot be looked up."""
     try:
-        return typing.get_type_hints(build)
+        return typing.get_type_hints(build, include_extras=True)
     except Exception:
         return {}
 
