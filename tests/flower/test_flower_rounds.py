@@ -27,7 +27,9 @@ def shared_of(folder, raw, plan) -> RunState:
     return state
 
 
-@pytest.mark.parametrize("method", ["fedbn", "fedavg", "fedprox", "silobn", "fedbn+median+adam"])
+@pytest.mark.parametrize(
+    "method", ["fedbn", "fedavg", "fedprox", "silobn", "singleset", "fedbn+median+adam"]
+)
 def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
     raw = {**RAW, "methods": [method]}
     folder = bench.run(bench.grid(), raw)
