@@ -112,6 +112,41 @@ def test_some_packages_are_imported_in_one_place_only():
     assert wrong == []
 
 
+def public_names(file: Path) -> Iterator[str]:
+    """What a file defines at its top for others, type variables and loggers aside."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+        else:
+            continue
+        yield from (n for n in found if len(n) > 1 and not n.startswith("_") and n != "log")
+
+
+@pytest.mark.parametrize("room", ["core", "experiments"])
+def test_a_public_name_has_one_meaning(room: str):
+    homes: dict[str, list[str]] = {}
+    for file in FILES:
+        if where(file).startswith(f"{room}/"):
+            for name in public_names(file):
+                homes.setdefault(name, []).append(where(file))
+    assert {name: files for name, files in homes.items() if len(set(files)) > 1} == {}
+
+
+def test_what_is_private_stays_in_its_package():
+    wrong = []
+    for file in FILES:
+        own = ".".join(["fedbn", *file.relative_to(ROOT).parent.parts])
+        for name in modules(file):
+            parts = name.split(".")
+            hidden = [i for i, p in enumerate(parts) if p.startswith("_") and not p.endswith("__")]
+            if parts[0] == "fedbn" and hidden and not ".".join(parts[: hidden[0]]).startswith(own):
+                wrong.append(f"{where(file)} imports {name}")
+    assert wrong == []
+
+
 def test_nothing_is_unpickled():
     """No pickle, no torch.load: safetensors, JSON and npz without objects."""
     picklers = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}

@@ -54,7 +54,7 @@ class Score:
     group_accuracy: float | None = None
 
 
-Part = tuple[float, Tensor]
+PartScore = tuple[float, Tensor]
 _PART = 512
 
 
@@ -79,7 +79,7 @@ def evaluate_part(
     part: slice,
     objective: Objective = CLASSIFICATION,
     batch_size: int = 128,
-) -> Part:
+) -> PartScore:
     """Sum up the losses of a part of a split, and predict it."""
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
@@ -94,7 +94,7 @@ def evaluate_part(
     return float(loss), predicted
 
 
-def scored(data: Split, found: Sequence[Part]) -> Score:
+def scored(data: Split, found: Sequence[PartScore]) -> Score:
     """Make a score of a split's parts: the sums of their losses, and their predictions."""
     loss = sum(loss for loss, _ in found) / len(data)
     predicted = torch.cat([predicted for _, predicted in found])
@@ -114,7 +114,7 @@ class Piece:
     part: slice
 
 
-Scored = list[Part] | Refusal
+Scored = list[PartScore] | Refusal
 
 
 def splits_of(client: Client) -> Iterator[tuple[str, str, Split]]:
@@ -180,7 +180,7 @@ def score_pieces(
 
 def _score_piece(
     plan: Plan, replica: Replica, client: Client, piece: Piece, state: RunState
-) -> Part:
+) -> PartScore:
     model = replica.scoring_model(state.shared, state.scored_with(client.name))
     where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
     with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
@@ -191,7 +191,7 @@ def put_together(
     plan: Plan, client: Client, found: Sequence[Scored], round: int
 ) -> list[Record] | Refusal:
     """Make a client's records of what its pieces gave, in their order."""
-    every: list[Part] = []
+    every: list[PartScore] = []
     for one in found:
         if isinstance(one, Refusal):
             return one
