@@ -170,3 +170,8 @@ def test_methods_of_the_contributing_page_run(tmp_path, monkeypatch):
     sites = {"a": ([[0.0], [1.0], [2.0], [3.0]] * 4, [0, 1, 0, 1] * 4)}
     result = fedbn.fit(sites, "mlp", "my_methods:fedper('6.*')", rounds=1)
     assert set(result.state.local["a"].state) == {"6.weight", "6.bias"}
+
+
+def test_the_round_in_plain_torch_is_shown_as_it_is():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert (ROOT / "tests" / "independent_round.py").read_text() in page
