@@ -1,17 +1,8 @@
-"""MNIST's own file format: a big-endian header of type and sizes, then the bytes.
+"""The five digit data sets: the forms in which they are passed around, and how each is read.
 
-The MATLAB files of SVHN and SynthDigits: `X` of shape (32, 32, 3, n) and labels `y`.
-
-The two forms in which USPS is passed around: libsvm text (bz2) and `usps.h5`.
-
-MNIST-M as it was distributed: a folder of PNG files and a text file of `NAME LABEL` lines.
-
-The forms in which the five digit data sets are passed around, and how each is read.
-
-Where the five digit data sets may lie below `FEDBN_DATA/digits`.
-
-Looked for in `digits/` and `digits/DOMAIN/`, the first complete form wins: a `DOMAIN.npz`, used
-as split, or the original files, whose train and test parts are pooled.
+Looked for in `FEDBN_DATA/digits` and `digits/DOMAIN`, the first complete form wins: a `DOMAIN.npz`,
+used as split, or the original files, whose train and test parts are pooled. A reader brings files
+to images and labels; what must hold of these is checked once, in `Source.parts`.
 """
 
 from __future__ import annotations
@@ -19,7 +10,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +25,10 @@ from fedbn.data.arrays import read_npz
 from fedbn.data.images import opened, watched
 from fedbn.errors import DataError
 
+Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Images (n, height, width) or (n, height, width, channels), and the digits they show."""
+Read = tuple[NDArray[Any], NDArray[Any]]
+"""The same, not checked yet."""
 _UNSIGNED_BYTES = 0x08
 
 
@@ -72,23 +67,15 @@ def _bytes_of(file: Path) -> bytes:
         raise DataError(f"{file}: unreadable, cut off or not a gzip file ({error})") from error
 
 
-def read_mat(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read images (n, h, w, 3) and labels; the label 10 of SVHN is the digit 0."""
+def read_mat(file: Path) -> list[Read]:
+    """Read SVHN's or SynthDigits': `X` of (h, w, 3, n) and `y`, in which 10 is the digit 0."""
     content = _variables_of(file)
     lacking = [key for key in ("X", "y") if key not in content]
     if lacking:
         names = [key for key in content if not key.startswith("__")]
         raise DataError(f"{file}: no {' and '.join(lacking)}; it has {', '.join(names) or 'none'}")
-    images, labels = content["X"], content["y"].reshape(-1)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3:
-        raise DataError(
-            f"{file}: X of {images.dtype} {images.shape}; expected uint8 of (height, width, 3, n)"
-        )
-    if len(labels) != images.shape[3]:
-        raise DataError(f"{file}: {images.shape[3]} images but {len(labels)} labels")
-    if not np.isin(labels, range(11)).all():
-        raise DataError(f"{file}: labels from {labels.min()} to {labels.max()}; legal are 0 to 10")
-    return np.moveaxis(images, 3, 0), labels.astype(np.int64) % 10
+    labels = content["y"].reshape(-1)
+    return [(np.moveaxis(content["X"], -1, 0), np.where(labels == 10, 0, labels))]
 
 
 def _variables_of(file: Path) -> dict[str, Any]:
@@ -108,7 +95,7 @@ def _variables_of(file: Path) -> dict[str, Any]:
 _SIDE = 16
 
 
-def read_libsvm(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def read_libsvm(file: Path) -> list[Read]:
     """Read `usps.bz2` or `usps.t.bz2`: labels 1 to 10 for the digits 0 to 9, pixels in [−1, 1]."""
     try:
         pixels, labels = load_svmlight_file(str(file), n_features=_SIDE**2, zero_based=False)
@@ -116,17 +103,12 @@ def read_libsvm(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise DataError(f"{file}: damaged or not libsvm text ({error})") from error
     if not np.isin(labels, range(1, 11)).all():
         raise DataError(f"{file}: labels from {labels.min()} to {labels.max()}; legal are 1 to 10")
-    return _images((pixels.toarray() + 1) / 2, file), labels.astype(np.int64) - 1
+    return [(_images((pixels.toarray() + 1) / 2, file), labels - 1)]
 
 
-def read_hdf5(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def read_hdf5(file: Path) -> list[Read]:
     """Read `usps.h5`: `train` and `test`, each with `data` (n, 256) in [0, 1] and `target`."""
-    parts = _hdf5_parts(file)
-    images = np.concatenate([_images(data, file) for data, _ in parts])
-    labels = np.concatenate([target for _, target in parts]).astype(np.int64)
-    if len(images) != len(labels):
-        raise DataError(f"{file}: {len(images)} images but {len(labels)} labels")
-    return images, labels
+    return [(_images(data, file), target) for data, target in _hdf5_parts(file)]
 
 
 def _hdf5_parts(file: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -162,8 +144,8 @@ def _images(pixels: NDArray[Any], file: Path) -> NDArray[np.uint8]:
     return images.reshape(-1, _SIDE, _SIDE)
 
 
-def read_labelled_folder(folder: Path, table: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read the images that a table names, all of one size, in the table's order."""
+def read_labelled_folder(folder: Path, table: Path) -> list[Read]:
+    """Read the images that a table of `NAME LABEL` lines names, all of one size, in its order."""
     rows = _rows(table)
     images = [_image(folder / name, table) for name, _ in rows]
     odd = next((i for i, image in enumerate(images) if image.shape != images[0].shape), None)
@@ -172,7 +154,7 @@ def read_labelled_folder(folder: Path, table: Path) -> tuple[NDArray[np.uint8], 
             f"{folder / rows[odd][0]}: {images[odd].shape[1]}×{images[odd].shape[0]} pixels, but "
             f"{rows[0][0]} has {images[0].shape[1]}×{images[0].shape[0]}"
         )
-    return np.stack(images), np.array([label for _, label in rows], np.int64)
+    return [(np.stack(images), np.array([label for _, label in rows]))]
 
 
 def _rows(table: Path) -> list[tuple[str, int]]:
@@ -203,8 +185,20 @@ def _image(file: Path, table: Path) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB"))
 
 
-Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
-"""Images (n, height, width) or (n, height, width, channels), and the digits they show."""
+def read_idx_pair(images: Path, labels: Path) -> list[Read]:
+    """Read MNIST's images and their labels."""
+    return [(read_idx(images, 3), read_idx(labels, 1))]
+
+
+def read_divided(file: Path) -> list[Read]:
+    """Read an npz that holds a training and a test part."""
+    content = read_npz(file)
+    keys = [f"{part}_{kind}" for part in ("train", "test") for kind in ("images", "labels")]
+    for key in keys:
+        if key not in content:
+            raise DataError(f"{file}: no {key}; it has {', '.join(content) or 'nothing'}")
+    train, train_labels, test, test_labels = (content[key] for key in keys)
+    return [(train, train_labels), (test, test_labels)]
 
 
 @dataclass(frozen=True)
@@ -213,63 +207,13 @@ class Form:
 
     Attributes:
         files: The files or folders it consists of.
-        read: Reads their paths: one part to be divided, or a training and a test part.
+        read: Reads the parts that a file holds, or as many files as make one part.
+        together: How many that is.
     """
 
     files: tuple[str, ...]
-    read: Callable[[Sequence[Path]], list[Samples]]
-
-
-def _npz(files: Sequence[Path]) -> list[Samples]:
-    content = read_npz(files[0])
-    parts = []
-    for part in ("train", "test"):
-        keys = (f"{part}_images", f"{part}_labels")
-        for key in keys:
-            if key not in content:
-                raise DataError(f"{files[0]}: no {key}; it has {', '.join(content) or 'nothing'}")
-        images, labels = (content[key] for key in keys)
-        if labels.dtype.kind not in "iu" or labels.ndim != 1:
-            raise DataError(
-                f"{files[0]}: {keys[1]} of {labels.dtype} {labels.shape}; legal are whole numbers"
-                ", one each"
-            )
-        # Checked with its shape where all forms are.
-        parts.append((np.asarray(images), labels.astype(np.int64)))
-    return parts
-
-
-def _pooled(parts: Sequence[Samples]) -> list[Samples]:
-    images, labels = zip(*parts, strict=True)
-    return [(np.concatenate(images), np.concatenate(labels))]
-
-
-def _idx(files: Sequence[Path]) -> list[Samples]:
-    parts = [(read_idx(x, 3), read_idx(y, 1).astype(np.int64)) for x, y in _pairs(files)]
-    for (images, labels), (file, _) in zip(parts, _pairs(files), strict=True):
-        if len(images) != len(labels):
-            raise DataError(f"{file}: {len(images)} images but {len(labels)} labels")
-    return _pooled(parts)
-
-
-def _pairs(files: Sequence[Path]) -> list[tuple[Path, Path]]:
-    return list(zip(files[::2], files[1::2], strict=True))
-
-
-def _mats(files: Sequence[Path]) -> list[Samples]:
-    return _pooled([read_mat(file) for file in files])
-
-
-def _libsvm(files: Sequence[Path]) -> list[Samples]:
-    return _pooled([read_libsvm(file) for file in files])
-
-
-def _hdf5(files: Sequence[Path]) -> list[Samples]:
-    return [read_hdf5(files[0])]
-
-
-def _folders(files: Sequence[Path]) -> list[Samples]:
-    return _pooled([read_labelled_folder(folder, table) for folder, table in _pairs(files)])
+    read: Callable[..., list[Read]]
+    together: int = 1
 
 
 _IDX = tuple(
@@ -283,21 +227,24 @@ _MNIST_M = tuple(
 
 
 FORMS = {
-    "svhn": (Form(("svhn.npz",), _npz), Form(("train_32x32.mat", "test_32x32.mat"), _mats)),
+    "svhn": (
+        Form(("svhn.npz",), read_divided),
+        Form(("train_32x32.mat", "test_32x32.mat"), read_mat),
+    ),
     "usps": (
-        Form(("usps.npz",), _npz),
-        Form(("usps.bz2", "usps.t.bz2"), _libsvm),
-        Form(("usps.h5",), _hdf5),
+        Form(("usps.npz",), read_divided),
+        Form(("usps.bz2", "usps.t.bz2"), read_libsvm),
+        Form(("usps.h5",), read_hdf5),
     ),
     "synthdigits": (
-        Form(("synthdigits.npz",), _npz),
-        Form(("synth_train_32x32.mat", "synth_test_32x32.mat"), _mats),
+        Form(("synthdigits.npz",), read_divided),
+        Form(("synth_train_32x32.mat", "synth_test_32x32.mat"), read_mat),
     ),
-    "mnist_m": (Form(("mnist_m.npz",), _npz), Form(_MNIST_M, _folders)),
+    "mnist_m": (Form(("mnist_m.npz",), read_divided), Form(_MNIST_M, read_labelled_folder, 2)),
     "mnist": (
-        Form(("mnist.npz",), _npz),
-        Form(tuple(f"{name}.gz" for name in _IDX), _idx),
-        Form(_IDX, _idx),
+        Form(("mnist.npz",), read_divided),
+        Form(tuple(f"{name}.gz" for name in _IDX), read_idx_pair, 2),
+        Form(_IDX, read_idx_pair, 2),
     ),
 }
 """By domain, in the order in which they are looked for."""
@@ -307,17 +254,17 @@ DOMAINS = ("svhn", "usps", "synthdigits", "mnist_m", "mnist")
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a domain that were found, and their reader.
+    """The files of a domain that were found.
 
     Attributes:
         domain: The domain.
         files: The files or folders, in the order of its form.
-        read: Reads them.
+        form: How they are read.
     """
 
     domain: str
     files: tuple[Path, ...]
-    read: Callable[[Sequence[Path]], list[Samples]]
+    form: Form
 
     @property
     def split(self) -> bool:
@@ -326,10 +273,15 @@ class Source:
 
     def parts(self) -> list[Samples]:
         """Read and check: the pooled samples, or training and test part."""
-        parts = self.read(self.files)
-        for images, labels in parts:
-            _check(images, labels, f"{self.domain} ({self.files[0]})")
-        return parts
+        parts: list[Samples] = []
+        for begin in range(0, len(self.files), self.form.together):
+            group = self.files[begin : begin + self.form.together]
+            where = f"{self.domain} ({group[0]})"
+            parts += [_checked(*part, where) for part in self.form.read(*group)]
+        if self.split:
+            return parts
+        images, labels = zip(*parts, strict=True)
+        return [(np.concatenate(images), np.concatenate(labels))]
 
 
 def find_source(folder: Path, domain: str) -> Source | None:
@@ -344,7 +296,7 @@ def find_source(folder: Path, domain: str) -> Source | None:
             files = tuple(place / name for name in form.files)
             there = [file.exists() for file in files]
             if all(there):
-                return Source(domain, files, form.read)
+                return Source(domain, files, form)
             if any(there):
                 lacking = [f.name for f, is_there in zip(files, there, strict=True) if not is_there]
                 gaps.append(f"{place}: {domain} is incomplete: no {', '.join(lacking)}")
@@ -369,15 +321,20 @@ def _refuse_pickle(folder: Path, domain: str) -> None:
                 )
 
 
-def _check(images: NDArray[np.uint8], labels: NDArray[np.int64], where: str) -> None:
+def _checked(images: NDArray[Any], labels: NDArray[Any], where: str) -> Samples:
     if images.dtype != np.uint8 or not (images.ndim == 3 or images.shape[3:] in ((1,), (3,))):
         raise DataError(
             f"{where}: images of {images.dtype} {images.shape}; legal are uint8 of (n, height, "
             "width), (n, height, width, 1) or (n, height, width, 3)"
         )
+    if labels.dtype.kind not in "iuf" or labels.ndim != 1:
+        raise DataError(
+            f"{where}: labels of {labels.dtype} {labels.shape}; legal are whole numbers, one each"
+        )
     if len(images) != len(labels):
         raise DataError(f"{where}: {len(images)} images but {len(labels)} labels")
     if not len(labels):
         raise DataError(f"{where}: no images")
-    if labels.min() < 0 or labels.max() > 9:
+    if not np.isin(labels, range(10)).all():
         raise DataError(f"{where}: labels from {labels.min()} to {labels.max()}; legal are 0 to 9")
+    return images, labels.astype(np.int64)
