@@ -252,7 +252,7 @@ X, Y = site()
         ),
         ({"a": (X, Y, Y)}, DataError, r"client a: expected \(x, y\)"),
         ({"a": (X[:2], Y[:2])}, DataError, "client a: 2 samples; at least 3"),
-        ({"a": (X, Y.astype(float))}, DataError, "labels of torch.float64"),
+        ({"a": (X, Y.astype(float))}, DataError, "labels of dtype float64"),
         ({"a": ((X, Y - 1), (X, Y))}, DataError, "label -1 of sample"),
         ({"a": ((X, Y[:5]), (X, Y))}, DataError, "20 samples but 5 labels"),
         ({"a": ((X[:0], Y[:0]), (X, Y))}, DataError, "client a, train: no samples"),

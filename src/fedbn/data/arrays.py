@@ -1,12 +1,8 @@
-"""Data given from Python: arrays by client, of NumPy, torch or plain lists.
+"""Arrays by client, given from Python or as a folder of npz files; and what labels must be.
 
-Labels of further samples, by name or by number, as places in a list of classes.
-
-Your own arrays: a folder with one `NAME.npz` a client.
-
-Keys: `train_x`, `train_y`, `test_x`, `test_y` (`train_images`, `train_labels`, ... are accepted
-too) and, if the labels have names, `classes`. `uint8` images become floats in [−1, 1], floats are
-taken as they are. Images may be (n, h, w), (n, h, w, c) or (n, c, h, w).
+An npz has `train_x`, `train_y`, `test_x`, `test_y` (`train_images`, ... will do too)
+and, if the labels have names, `classes`. `uint8` images become floats in [−1, 1], floats are taken
+as they are. Images may be (n, h, w), (n, h, w, c) or (n, c, h, w).
 """
 
 from __future__ import annotations
@@ -29,6 +25,10 @@ from fedbn.text import one_line
 Arrays = tuple[Any, Any]
 Data = Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]
 _TEST_SHARE = 0.2
+_SHOWN = 20
+_MOST_CLASSES = 100_000
+ENDINGS = {"x": ("x", "images"), "y": ("y", "labels")}
+"""What arrays of samples and of labels may be called, behind the name of their part."""
 _ARRAYS = "arrays of NumPy, tensors or lists of numbers"
 _SHAPES = "(x, y) or ((train_x, train_y), (test_x, test_y))"
 
@@ -55,7 +55,7 @@ def federation_of(data: Data) -> Federation:
         raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
     clients = tuple(_client(str(name), given) for name, given in data.items())
     parts = [part for c in clients for part in (c.train, *c.tests.values())]
-    classes = max(_largest(part.y) for part in parts) + 1
+    classes = max(int(part.y.max()) for part in parts if len(part)) + 1
     return Federation("arrays", clients, tuple(str(label) for label in range(max(classes, 2))))
 
 
@@ -78,18 +78,14 @@ def _split(where: str, pair: Any) -> Split:
     if len(pair) != 2:
         raise DataError(f"{where}: {len(pair)} arrays; expected x and y")
     x, y = tensor_of(pair[0], f"{where}, x"), tensor_of(pair[1], f"{where}, y")
-    if x.dim() < 2 or y.dim() != 1:
-        raise DataError(
-            f"{where}: x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; "
-            "expected (n, ...) and (n,)"
-        )
+    if x.dim() < 2:
+        raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
+    labels = torch.from_numpy(_numbered(y.numpy(force=True), where))
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
-    if y.is_floating_point() or y.dtype == torch.bool:
-        raise DataError(f"{where}: labels of {y.dtype}; legal are whole numbers from 0")
-    for sample in (y < 0).nonzero().flatten().tolist():
-        raise DataError(f"{where}: label {int(y[sample])} of sample {sample}: legal are 0 and up")
-    return Split(x if x.dtype == torch.uint8 else x.float(), y.long())
+    for sample in (labels < 0).nonzero().flatten().tolist():
+        raise DataError(f"{where}: label {y[sample]} of sample {sample}: legal are 0 and up")
+    return Split(x if x.dtype == torch.uint8 else x.float(), labels)
 
 
 def tensor_of(value: Any, where: str) -> Tensor:
@@ -110,13 +106,6 @@ def tensor_of(value: Any, where: str) -> Tensor:
     return tensor
 
 
-def _largest(labels: Tensor) -> int:
-    return int(labels.max()) if len(labels) else 0
-
-
-_SHOWN = 20
-
-
 def labels_of(y: Any, n: int, classes: Sequence[str], where: str = "y") -> NDArray[np.int64]:
     """Bring labels to places in the list of classes.
 
@@ -135,16 +124,29 @@ def labels_of(y: Any, n: int, classes: Sequence[str], where: str = "y") -> NDArr
         raise DataError(f"{where}: labels of shape {values.shape} for {n} samples")
     if values.dtype.kind in "US" or all(isinstance(value, str) for value in values.tolist()):
         return places(values.astype(str).tolist(), classes, where)
-    if values.dtype.kind not in "iu":
-        raise DataError(f"{where}: labels of {values.dtype}; legal are names and whole numbers")
-    outside = np.flatnonzero((values < 0) | (values >= len(classes)))
-    if len(outside):
-        first = int(outside[0])
+    labels = _numbered(values, where, "names and ")
+    listed = ", ".join(classes[:_SHOWN]) + (" ..." if len(classes) > _SHOWN else "")
+    for sample in np.flatnonzero((labels < 0) | (labels >= len(classes))):
+        legal = f"the run knows 0 to {len(classes) - 1} ({listed})"
+        raise DataError(f"{where}: label {labels[sample]} of sample {sample}: {legal}")
+    return labels
+
+
+def _numbered(values: NDArray[Any], where: str, legal: str = "") -> NDArray[np.int64]:
+    if values.dtype.kind not in "iu" or values.ndim != 1:
         raise DataError(
-            f"{where}: label {values[first]} of sample {first}: the run knows 0 to "
-            f"{len(classes) - 1} ({_listed(classes)})"
+            f"{where}: labels of dtype {values.dtype} and shape {values.shape}; "
+            f"legal are {legal}whole numbers from 0, one a sample"
         )
     return values.astype(np.int64)
+
+
+def plain_labels(labels: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Bring the ways in which files keep whole numbers to one: a column, floats, booleans."""
+    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.dtype.kind == "f" and bool(np.isfinite(flat).all()):
+        flat = flat.astype(np.int64) if np.array_equal(flat, np.round(flat)) else flat
+    return flat.astype(np.int64) if flat.dtype.kind == "b" else flat
 
 
 def places(names: Iterable[str], classes: Sequence[str], where: str) -> NDArray[np.int64]:
@@ -156,14 +158,6 @@ def places(names: Iterable[str], classes: Sequence[str], where: str) -> NDArray[
             raise DataError(f"{where}, sample {sample}: {unknown('class', name, classes)}")
         found.append(place[name])
     return np.array(found, dtype=np.int64)
-
-
-def _listed(classes: Sequence[str]) -> str:
-    return ", ".join(classes[:_SHOWN]) + (" ..." if len(classes) > _SHOWN else "")
-
-
-_MOST_CLASSES = 100_000
-_PARTS = {"x": ("x", "images"), "y": ("y", "labels")}
 
 
 def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
@@ -214,7 +208,7 @@ def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -
                 )
         return first
     labels = [
-        labels_in(content, part, file)
+        _labels(content, part, file)
         for file, content in contents.items()
         for part in ("train", "test")
     ]
@@ -224,26 +218,19 @@ def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -
     return tuple(str(label) for label in range(largest + 1))
 
 
-def _array(
-    content: Mapping[str, NDArray[np.generic]], part: str, kind: str, file: Path
-) -> NDArray[np.generic]:
-    names = [f"{part}_{suffix}" for suffix in _PARTS[kind]]
-    for name in names:
-        if name in content:
-            return content[name]
-    raise DataError(f"{file}: no {' or '.join(names)}; it has {', '.join(content) or 'nothing'}")
+def array_split(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> Split:
+    """Take the part `train` or `test` of what an npz holds."""
+    x = channels_first(_array(content, part, "x", file), f"{file}, {part}")
+    return Split(x, torch.from_numpy(_labels(content, part, file)))
 
 
-def samples_in(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> torch.Tensor:
-    """Bring a part's samples to (n, ...): channels first, `uint8` or float32."""
-    x = _array(content, part, "x", file)
+def channels_first(x: NDArray[np.generic], where: str) -> Tensor:
+    """Bring samples to (n, ...), `uint8` or float32."""
     if x.ndim < 2:
-        raise DataError(f"{file}, {part}: samples of shape {x.shape}; expected (n, ...)")
+        raise DataError(f"{where}: samples of shape {x.shape}; expected (n, ...)")
     if x.dtype != np.uint8:
         if x.dtype.kind not in "fiub":
-            raise DataError(
-                f"{file}, {part}: samples of dtype {x.dtype}; legal are uint8 and floats"
-            )
+            raise DataError(f"{where}: samples of dtype {x.dtype}; legal are uint8 and floats")
         with np.errstate(all="ignore"):  # what overflows is infinite, and named by the checks
             x = x.astype(np.float32)
     if x.ndim == 3:
@@ -253,19 +240,15 @@ def samples_in(content: Mapping[str, NDArray[np.generic]], part: str, file: Path
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def labels_in(
-    content: Mapping[str, NDArray[np.generic]], part: str, file: Path
-) -> NDArray[np.int64]:
-    """Read a part's labels, whole numbers from 0."""
-    y = _array(content, part, "y", file)
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    whole = y.dtype.kind in "iub" or (
-        y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
-    )
-    if not whole or y.ndim != 1:
-        raise DataError(
-            f"{file}, {part}: labels of dtype {y.dtype} and shape {y.shape}; "
-            "legal are whole numbers from 0, one a sample"
-        )
-    return y.astype(np.int64)
+def _labels(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> NDArray[np.int64]:
+    return _numbered(plain_labels(_array(content, part, "y", file)), f"{file}, {part}")
+
+
+def _array(
+    content: Mapping[str, NDArray[np.generic]], part: str, kind: str, file: Path
+) -> NDArray[np.generic]:
+    names = [f"{part}_{suffix}" for suffix in ENDINGS[kind]]
+    for name in names:
+        if name in content:
+            return content[name]
+    raise DataError(f"{file}: no {' or '.join(names)}; it has {', '.join(content) or 'nothing'}")

@@ -15,7 +15,7 @@ from fedbn.data.benchmarks import Benchmark
 from fedbn.data.image_folders import Site, find_site, folder_classes
 from fedbn.data.images import DEPTH, cores, is_picture, opened, read_picture, watched
 from fedbn.data.storage import Trouble, scan, shown, subfolders
-from fedbn.data.table_files import Table, by_site, is_missing, read_table, table_files
+from fedbn.data.table_files import Table, by_site, read_table, table_files
 from fedbn.errors import ConfigError, DataError
 
 _LARGE = 25_000_000
@@ -226,9 +226,8 @@ def _without(table: Table, names: set[str | None]) -> Table:
 
 
 def _missing_cells(site: str, table: Table, label: str | None, filled: bool) -> Iterator[Finding]:
-    for column, cells in table.columns.items():
-        rows = [row for row, cell in zip(table.rows, cells, strict=True) if is_missing(cell)]
-        if rows:
+    for column in table.columns:
+        if rows := table.gaps(column):
             harmless = filled and column != label
             severity: Severity = "note" if harmless else "error"
             way_out = "" if column == label else "; fill them, or set data.missing = 'mean'"

@@ -19,7 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.data.arrays import labels_of, npz_classes, places, read_npz, samples_in
+from fedbn.data.arrays import (
+    ENDINGS,
+    channels_first,
+    labels_of,
+    npz_classes,
+    places,
+    plain_labels,
+    read_npz,
+)
 from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.storage import is_hidden, shown, subfolders
@@ -129,7 +137,6 @@ def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
 
 Part = Literal["train", "test"]
 LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
-_SUFFIXES = {"x": ("x", "images"), "y": ("y", "labels")}
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,7 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
 def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
     content = read_npz(file)
     prefixes = (f"{part}_", "", "test_" if part == "train" else "train_")
-    names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in _SUFFIXES["x"]]
+    names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in ENDINGS["x"]]
     chosen = next((name for name in names if name in content), None)
     if chosen is None:
         raise DataError(
@@ -212,30 +219,30 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
             f"{', '.join(content) or 'nothing'}"
         )
     prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
-    x = samples_in({"test_x": content[chosen]}, "test", file)
+    x = channels_first(content[chosen], f"{shown(file)}, {chosen}")
     _check_shape(x, inputs, file)
-    labels = next((content[k] for s in _SUFFIXES["y"] if (k := f"{prefix}{s}") in content), None)
-    y = None if labels is None else _array_labels(labels, content, len(x), inputs, file)
+    y = _array_labels(content, prefix, len(x), inputs, file)
     notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
     return Samples(x, tuple(map(str, range(len(x)))), y, notes, prefix.rstrip("_"))
 
 
 def _array_labels(
-    labels: NDArray[np.generic],
     content: Mapping[str, NDArray[np.generic]],
+    prefix: str,
     n: int,
     inputs: Mapping[str, Any],
     file: Path,
-) -> Tensor:
-    classes, where = inputs["classes"], f"{shown(file)}, labels"
-    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.dtype.kind == "f" and np.array_equal(flat, np.round(flat)):
-        flat = flat.astype(np.int64)
-    own = npz_classes(content, file)
-    if own is None or flat.dtype.kind in "US":
-        return torch.from_numpy(labels_of(flat, n, classes, where))
-    names = [own[label] for label in labels_of(flat, n, own, where)]
-    return torch.from_numpy(places(names, classes, where))
+) -> Tensor | None:
+    """Bring labels, by name or by number in the file's own classes, to the run's."""
+    keys = [f"{prefix}{ending}" for ending in ENDINGS["y"]]
+    labels = next((plain_labels(content[key]) for key in keys if key in content), None)
+    if labels is None:
+        return None
+    own, where = npz_classes(content, file), f"{shown(file)}, labels"
+    if own is None or labels.dtype.kind in "US":
+        return torch.from_numpy(labels_of(labels, n, inputs["classes"], where))
+    names = [own[label] for label in labels_of(labels, n, own, where)]
+    return torch.from_numpy(places(names, inputs["classes"], where))
 
 
 def _table(file: Path, inputs: Mapping[str, Any]) -> Samples:

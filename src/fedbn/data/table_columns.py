@@ -1,6 +1,6 @@
-"""From columns of text to numbers: what is a number stays one, what is not becomes one-hot.
+"""From columns of text to numbers, at training and for further rows of a trained model.
 
-Further rows for a trained model, encoded like the training tables.
+What is a number stays one, what is not becomes one-hot.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fedbn.data.table_files import Table, is_missing
 from fedbn.errors import DataError
 
 _MOST_VALUES = 1000
+_LABELS = ("label", "y", "class")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -73,12 +74,11 @@ def feature_columns(
 def check_complete(table: Table, columns: Sequence[Column]) -> None:
     """Refuse a table with an empty cell in one of the columns."""
     for column in columns:
-        for row, cell in zip(table.rows, table.columns[column.name], strict=True):
-            if is_missing(cell):
-                raise DataError(
-                    f"{table.where}, row {row}: no value in column {column.name!r}; fill it, or "
-                    "set data.missing = 'mean', or name the column in data.drop"
-                )
+        for row in table.gaps(column.name):
+            raise DataError(
+                f"{table.where}, row {row}: no value in column {column.name!r}; fill it, or "
+                "set data.missing = 'mean', or name the column in data.drop"
+            )
 
 
 def filled(
@@ -119,9 +119,10 @@ def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
     if not cells:
         raise DataError(f"{tables[0].where}: column {name!r} has no values; name it in data.drop")
     if not categorical and all(_is_number(cell) for cell in cells):
+        column = Column(name, None)
         for table in tables:
-            _check_finite(name, table)
-        return Column(name, None)
+            _check_cells(table, column)
+        return column
     values = sorted({cell.strip() for cell in cells})
     if len(values) > min(_MOST_VALUES, max(50, len(cells) // 2)):
         raise DataError(
@@ -131,13 +132,20 @@ def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
     return Column(name, tuple(values))
 
 
-def _check_finite(name: str, table: Table) -> None:
-    for row, cell in zip(table.rows, table.columns[name], strict=True):
-        if not is_missing(cell) and not abs(float(cell)) <= _LARGEST:
-            raise DataError(
-                f"{table.where}, row {row}, column {name!r}: {cell.strip()} is not finite in "
-                "float32; legal are finite numbers"
-            )
+def _check_cells(table: Table, column: Column) -> None:
+    """Refuse cells that cannot be encoded: no finite numbers, or values that nobody trained on."""
+    for row, cell in zip(table.rows, table.columns[column.name], strict=True):
+        where, value = f"{table.where}, row {row}, column {column.name!r}", cell.strip()
+        if is_missing(cell):
+            continue
+        if column.values is not None:
+            if value not in column.values:
+                known = ", ".join(column.values[:20])
+                raise DataError(f"{where}: {value!r} is new; the run was trained on {known}")
+        elif not _is_number(cell):
+            raise DataError(f"{where}: {value!r} is not a number")
+        elif not abs(float(cell)) <= _LARGEST:
+            raise DataError(f"{where}: {value} is not finite in float32; legal are finite numbers")
 
 
 def _is_number(cell: str) -> bool:
@@ -147,9 +155,6 @@ def _is_number(cell: str) -> bool:
         return False
     # float() takes digits joined by underscores, which no table means as a number.
     return "_" not in cell
-
-
-_LABELS = ("label", "y", "class")
 
 
 def features(
@@ -162,7 +167,7 @@ def features(
     """
     told = inputs.get("preparation", {}).get("table")
     columns = _columns(table, inputs, told)
-    gaps = sum(is_missing(cell) for c in columns for cell in table.columns[c.name])
+    gaps = sum(len(table.gaps(column.name)) for column in columns)
     if gaps and not (told and told["missing"] == "mean"):
         check_complete(table, columns)
     for column in columns:
@@ -177,12 +182,12 @@ def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[np.int64] |
     name = _label_column(table, inputs)
     if name is None:
         return None
-    cells = [cell.strip() for cell in table.columns[name]]
-    if any(is_missing(cell) for cell in cells):
-        if all(is_missing(cell) for cell in cells):
-            return None
-        row = next(r for r, c in zip(table.rows, cells, strict=True) if is_missing(c))
+    gaps = table.gaps(name)
+    if len(gaps) == len(table):
+        return None
+    for row in gaps:
         raise DataError(f"{table.where}, row {row}: no value in {name!r}, which others have")
+    cells = [cell.strip() for cell in table.columns[name]]
     return places(cells, inputs["classes"], f"{table.where}, column {name!r}")
 
 
@@ -196,9 +201,13 @@ def _columns(
     table: Table, inputs: Mapping[str, Any], told: Mapping[str, Any] | None
 ) -> list[Column]:
     if told:
-        columns = [Column(str(n), None if v is None else tuple(v)) for n, v in told["columns"]]
-        _check_there(table, [column.name for column in columns])
-        return columns
+        for name, _ in told["columns"]:
+            if name not in table.columns:
+                raise DataError(
+                    f"{table.where}: no column {name!r}, which the run was trained on; it has "
+                    f"{', '.join(table.columns)}"
+                )
+        return [Column(str(n), None if v is None else tuple(v)) for n, v in told["columns"]]
     label = _label_column(table, inputs)
     names = [name for name in table.columns if name != label]
     shape = tuple(inputs["input_shape"])
@@ -208,34 +217,3 @@ def _columns(
             f"shape {shape}"
         )
     return [Column(name, None) for name in names]
-
-
-def _check_there(table: Table, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in table.columns]
-    if missing:
-        raise DataError(
-            f"{table.where}: no column {missing[0]!r}, which the run was trained on; it has "
-            f"{', '.join(table.columns)}"
-        )
-
-
-def _check_cells(table: Table, column: Column) -> None:
-    for row, cell in zip(table.rows, table.columns[column.name], strict=True):
-        if is_missing(cell):
-            continue
-        if column.values is None:
-            _check_number(cell, f"{table.where}, row {row}, column {column.name!r}")
-        elif cell.strip() not in column.values:
-            raise DataError(
-                f"{table.where}, row {row}, column {column.name!r}: {cell.strip()!r} is new; the "
-                f"run was trained on {', '.join(column.values[:20])}"
-            )
-
-
-def _check_number(cell: str, where: str) -> None:
-    try:
-        value = float(cell)
-    except ValueError as error:
-        raise DataError(f"{where}: {cell.strip()!r} is not a number") from error
-    if not abs(value) <= float(np.finfo(np.float32).max):
-        raise DataError(f"{where}: {cell.strip()} is not finite in float32")

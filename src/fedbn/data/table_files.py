@@ -1,10 +1,6 @@
-"""Reading tables: CSV with the standard library, Parquet with pyarrow; every cell as text.
+"""Tables as text: CSV and Parquet read, whose rows are whose, and columns of classes and ids.
 
 Rows are counted as a spreadsheet shows them: the header is row 1.
-
-Which tables a path means, and which rows are whose.
-
-The columns of a table that are no features: classes and ids.
 """
 
 from __future__ import annotations
@@ -51,6 +47,11 @@ class Table:
         raise DataError(
             f"{self.where}: no column {name!r} ({option}); it has {', '.join(self.columns)}"
         )
+
+    def gaps(self, name: str) -> list[int]:
+        """The rows that have no value in a column."""
+        cells = zip(self.rows, self.columns[name], strict=True)
+        return [row for row, cell in cells if is_missing(cell)]
 
     def take(self, index: list[int], where: str) -> Table:
         """Keep some rows."""
@@ -190,10 +191,10 @@ def read_sites(path: Path, site: str | None) -> dict[str, Table]:
 
 def by_site(table: Table, site: str) -> dict[str, Table]:
     """Give each site its rows of one table."""
-    rows: dict[str, list[int]] = {}
-    for number, cell in enumerate(table.column(site, "data.site")):
-        if is_missing(cell):
-            raise DataError(f"{table.where}, row {table.rows[number]}: no value in {site!r}")
+    cells, rows = table.column(site, "data.site"), dict[str, list[int]]()
+    for row in table.gaps(site):
+        raise DataError(f"{table.where}, row {row}: no value in {site!r}")
+    for number, cell in enumerate(cells):
         rows.setdefault(cell.strip(), []).append(number)
     return {name: table.take(rows[name], table.where) for name in sorted(rows)}
 
@@ -209,11 +210,9 @@ def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
     """
     found: set[str] = set()
     for table in tables.values():
-        cells = table.column(label, "data.label")
-        for row, cell in zip(table.rows, cells, strict=True):
-            if is_missing(cell):
-                raise DataError(f"{table.where}, row {row}: no value in {label!r} (data.label)")
-            found.add(cell.strip())
+        found |= {cell.strip() for cell in table.column(label, "data.label")}
+        for row in table.gaps(label):
+            raise DataError(f"{table.where}, row {row}: no value in {label!r} (data.label)")
     classes = _sorted(found)
     rows = sum(len(table) for table in tables.values())
     if len(classes) > min(_MOST_CLASSES, max(20, rows // 2)):

@@ -6,17 +6,16 @@ BatchNorm. Texts become one-hot over the values of all sites. Parquet needs `fed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
-from fedbn.data.arrays import common_classes, labels_in, read_npz, samples_in
+from fedbn.data.arrays import array_split, common_classes, read_npz
 from fedbn.data.benchmarks import Share
 from fedbn.data.image_folders import (
     FOLDER_LAYOUT,
@@ -98,16 +97,14 @@ def arrays(path: str | None = None) -> Federation:
     check_distinct(files)
     contents = {file: read_npz(file) for file in files}
     classes = common_classes(contents)
-    clients = tuple(_array_client(file, content) for file, content in contents.items())
-    return Federation(folder.resolve().name, clients, classes)
-
-
-def _array_client(file: Path, content: Mapping[str, NDArray[np.generic]]) -> Client:
-    train, test = (
-        Split(samples_in(content, part, file), torch.from_numpy(labels_in(content, part, file)))
-        for part in ("train", "test")
+    parts = {
+        file.stem: [array_split(content, part, file) for part in ("train", "test")]
+        for file, content in contents.items()
+    }
+    clients = tuple(
+        Client(name, name, train, {name: test}) for name, (train, test) in parts.items()
     )
-    return Client(file.stem, file.stem, train, {file.stem: test})
+    return Federation(folder.resolve().name, clients, classes)
 
 
 INFO = {
