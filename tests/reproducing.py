@@ -10,7 +10,8 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import prepare, start
 from fedbn.paper.configurations import asked
-from fedbn.paper.items import Records, Request, Table, find
+from fedbn.paper.items import Request, Table, find
+from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 

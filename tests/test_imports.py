@@ -90,6 +90,11 @@ def test_the_direction_of_dependencies():
     assert wrong == []
 
 
+def test_the_paper_is_imported_by_the_command_line_only():
+    users = [file for file in FILES if any(n.startswith("fedbn.paper") for n in modules(file))]
+    assert {where(file).partition("/")[0] for file in users} <= {"cli", "paper"}
+
+
 def test_imports_are_absolute():
     assert [where(f) for f in FILES if any(name.startswith(".") for name in modules(f))] == []
 

@@ -15,7 +15,7 @@ from fedbn.paper.configurations import departures
 from fedbn.paper.items import Cell, Request, Row, Table
 from fedbn.paper.numbers import studied
 from fedbn.paper.trained_items import tables_of
-from fedbn.results.aggregate import curves, domain_scores
+from fedbn.results.aggregate import Key, ScoreTable
 
 ROWS = (
     Row(("fedavg",), (Cell(60.0, 1.0, 62.86, 1.49), Cell(81.0))),
@@ -101,16 +101,16 @@ def record(method: str, client: str, value: float, **other: Any) -> dict[str, An
 
 def test_a_domain_is_scored_by_the_mean_of_its_clients() -> None:
     found = [record("fedbn", "a-1", 0.5), record("fedbn", "a-2", 0.7), record("fedbn", "b", 0.2)]
-    scores = domain_scores(found)["fedbn", "default"]
+    scores = ScoreTable.of(found).by_domain().scores()[Key("fedbn", "default")]
     assert scores["a"][0] == pytest.approx(60)
     assert scores["mean"][0] == pytest.approx(40)
 
 
 def test_curves_run_over_epochs() -> None:
     found = [record("fedbn", "a", 1.0 / r, round=r, setting="local_epochs=4") for r in (1, 2)]
-    line = curves(found, "accuracy", "test", {"local_epochs=4": 4})["fedbn", "local_epochs=4", "a"]
-    assert line.x == [4, 8]
-    assert line.mean == [1.0, 0.5]
+    line = ScoreTable.of(found).by_domain().curves("a")[0].over(4, "fedbn")
+    assert (line.label, line.x) == ("fedbn", (4, 8))
+    assert line.mean == (100.0, 50.0)
 
 
 def test_a_stand_in_has_no_number_of_the_papers_beside_it(

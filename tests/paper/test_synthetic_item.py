@@ -8,6 +8,7 @@ import pytest
 
 from fedbn.errors import ConfigError
 from fedbn.paper import small_items
+from fedbn.results.aggregate import ScoreTable
 from reproducing import numbers, request
 
 TINY = (
@@ -22,11 +23,13 @@ TINY = (
 def test_losses_are_averaged_over_clients_step_by_step():
     records = [
         {"metric": "training_loss", "setting": "s", "method": "fedbn", "seed": 0, "round": r,
-         "client": c, "value": v}
+         "client": c, "domain": c, "split": "train", "value": v}
         for r, c, v in [(2, "a", 1.0), (1, "a", 3.0), (1, "b", 5.0), (2, "b", 2.0)]
     ]  # fmt: skip
     other = {**records[0], "metric": "loss", "value": 9.0}
-    assert small_items.losses_by_step([*records, other]) == {"s": {"fedbn": {0: [4.0, 1.5]}}}
+    assert small_items.losses_by_step(ScoreTable.of([*records, other])) == {
+        "s": {"fedbn": {0: [4.0, 1.5]}}
+    }
 
 
 def test_catching_up_is_counted_in_steps():

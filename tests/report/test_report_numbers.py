@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from fedbn.report.contents import Confusion, Layer
 from fedbn.report.site_charts import distances, mistakes
 from fedbn.report.svg import label, linear, tag, ticks
-from fedbn.results.aggregate import accuracy_curves, duel, loss_curves, summarize
+from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, ScoreTable, duel, summarize
+from fedbn.trained.local_parts import distance
 from reporting import records
 
 
 def test_the_mean_leaves_out_rounds_that_did_not_score_every_client():
     some = [r for r in records("ab") if (r["client"], r["round"]) != ("b", 2)]
-    curves = accuracy_curves(some, summarize(some).rows)
-    assert [c.rounds for c in curves["mean"]] == [(1, 3), (1, 3)]
-    assert [c.rounds for c in curves["a"]] == [(1, 2, 3), (1, 2, 3)]
+    table = ScoreTable.of(some)
+    assert [c.x for c in table.curves(MEAN)] == [(1, 3), (1, 3)]
+    assert [c.x for c in table.curves("a")] == [(1, 2, 3), (1, 2, 3)]
 
 
 def test_a_curve_is_the_mean_over_seeds():
-    curve = accuracy_curves(records("ab"), summarize(records("ab")).rows)["a"][0]
+    curve = ScoreTable.of(records("ab")).curves("a")[0]
     assert curve.mean == pytest.approx([50.5, 60.5, 70.5])
     assert curve.std == pytest.approx([0.5**0.5] * 3)
 
@@ -28,20 +30,29 @@ def test_a_curve_is_the_mean_over_seeds():
 def test_a_value_that_was_not_finite_is_no_point():
     some = records("a", seeds=[0])
     some = [{**r, "value": None} if r["metric"] == "loss" else r for r in some]
-    assert loss_curves(some, summarize(some).rows, "loss") == []
-    assert len(loss_curves(some, summarize(some).rows, "training_loss")) == 2
+    assert ScoreTable.of(some).curves(MEAN, LOSS) == []
+    assert len(ScoreTable.of(some).curves(MEAN, LOSS_SEEN)) == 2
 
 
 def test_gains_pair_seeds_that_both_methods_have():
     some = [r for r in records("ab") if (r["method"], r["seed"]) != ("fedavg", 1)]
-    found = duel(some, summarize(some))
+    table = ScoreTable.of(some)
+    found = duel(table, summarize(table))
     assert [dict(gain.by_seed) for gain in found.gains] == [{0: pytest.approx(20.0)}] * 2
 
 
 def test_distances_by_hand():
-    """(0, σ 1) and (3, σ 3) in one channel: (9 + 4) / ((1 + 9) / 2) = 2.6."""
+    """(0, σ 1) and (3, σ 3) in one channel: (9 + 4) / ((1 + 9) / 2 + ε), with ε = 1e-5."""
     layer = Layer("bn", ("a", "b"), np.array([[0.0], [3.0]]), np.array([[1.0], [9.0]]))
-    assert distances(layer)[0, 1] == pytest.approx(2.6**0.5)
+    assert distances(layer)[0, 1] == pytest.approx((13 / 5.00001) ** 0.5, rel=1e-12)
+
+
+def test_the_report_and_adapt_measure_one_distance():
+    """Means 0.01 apart where neither varies, and alike: (1e-4 / 1e-5 + 0) / 2 = 5 = 2.236²."""
+    layer = Layer("bn", ("a", "b"), np.array([[0.0, 7.0], [0.01, 7.0]]), np.zeros((2, 2)))
+    one, other = ([(torch.tensor(m), torch.zeros(2))] for m in layer.mean)
+    assert distances(layer)[0, 1] == pytest.approx(5**0.5)
+    assert distance(one, other) == pytest.approx(5**0.5)
 
 
 def test_a_channel_that_is_constant_everywhere_is_no_division_by_zero():

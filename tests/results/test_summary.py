@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fedbn.results.aggregate import summarize
+from fedbn.results.aggregate import Report, ScoreTable, Summary, summarize as summarized
 from scores import record
+
+
+def summarize(
+    records: list[dict[str, Any]], report: Report = "last", choose_setting: bool = False
+) -> Summary:
+    return summarized(ScoreTable.of(records), report, choose_setting)
 
 
 def test_mean_and_sample_standard_deviation_over_seeds() -> None:

@@ -70,15 +70,15 @@ def train(
 
 def show(folder: RunFolder, as_json: bool) -> None:
     """Print the table and draw the learning curves."""
-    from fedbn.results.aggregate import summarize
+    from fedbn.results.aggregate import ScoreTable, summarize
     from fedbn.results.figures import draw_curves
 
     experiment = held_experiment(folder)
-    records = metrics.read(folder.metrics)
+    table = ScoreTable.of(metrics.read(folder.metrics))
     choose = isinstance(experiment.method.mu, list)
-    summary = summarize(records, experiment.evaluation.report, choose_setting=choose)
+    summary = summarize(table, experiment.evaluation.report, choose_setting=choose)
     with explained(folder.curves):
-        draw_curves(records, folder.curves)
+        draw_curves(table, folder.curves)
     if as_json:
         print_json(summary, str(folder.path))
     else:

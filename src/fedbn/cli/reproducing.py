@@ -17,8 +17,9 @@ from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unfore
 from fedbn.experiments.configuration import SCALES, checked
 from fedbn.paper import output
 from fedbn.paper.configurations import Asked, asked, is_there, shown_run
-from fedbn.paper.items import ALL, Entry, Outcome, Records, Request, Scale, entries, find
+from fedbn.paper.items import ALL, Entry, Outcome, Request, Scale, entries, find
 from fedbn.paper.output import produce
+from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 

@@ -1,9 +1,4 @@
-"""How a configuration differs from the paper's, in words for every table and picture.
-
-From a name, a scale and overrides to the configuration that is run, and what it lacks.
-
-A run that is there already, shown as an item of the paper.
-"""
+"""The configuration an item is run with, and in words how it differs from the paper's."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """The items that can be reproduced: experiment files with a table `[reproduce]`.
 
-What an item of the paper is asked for and gives back: a function `(request) -> Outcome`.
-
-The table `[reproduce.options]`: what only one item knows, checked in one place.
+An item is a function `(request) -> Outcome`; what only one item knows stands in the table
+`[reproduce.options]`, which is checked here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,8 @@ from typing import Any, Literal
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments import configuration
 from fedbn.experiments.configuration import read_toml
+from fedbn.results import aggregate
+from fedbn.results.aggregate import Records
 
 ALL = "all"
 
@@ -81,7 +82,6 @@ def _own(file: Path, known: Mapping[str, Mapping[str, Any]]) -> Entry:
 
 
 Scale = Literal["quick", "paper"]
-Records = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,11 @@ class Request:
         found: Mapping[str, Any] = self.experiment.get("reproduce", {}).get("options", {})
         return found
 
+    def trained(self) -> Records:
+        """Train what the experiment says, in the folder `run`."""
+        raw = {key: value for key, value in self.experiment.items() if key != "reproduce"}
+        return self.train(raw, Path("run"))
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -136,6 +141,12 @@ class Cell:
     std: float | None = None
     paper: float | None = None
     paper_std: float | None = None
+
+    @classmethod
+    def of(cls, values: Collection[float], *paper: float | None) -> Cell:
+        """Ours from one value a seed, and the paper's mean and deviation where they are known."""
+        ours = aggregate.Cell.of(values)
+        return cls(ours.mean, ours.std, *paper)
 
     @property
     def difference(self) -> float | None:

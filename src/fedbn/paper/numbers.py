@@ -1,7 +1,4 @@
-"""The paper's numbers, from `paper.toml`, found by method, setting and domain.
-
-What was trained: its records, its data, and which of the paper's numbers may stand beside.
-"""
+"""What was trained, and which of the paper's numbers (`paper.toml`) may stand beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +16,8 @@ from fedbn.experiments.configuration import checked, held_by
 from fedbn.experiments.jobs import named_jobs, settings
 from fedbn.experiments.schema import Experiment, ReproduceSection
 from fedbn.experiments.sources import load_federation
-from fedbn.paper.items import Records, Request
-from fedbn.results.aggregate import Scores, domain_scores
+from fedbn.paper.items import Request
+from fedbn.results.aggregate import Key, Records, Scores, ScoreTable
 from fedbn.runs.folder import RunFolder
 
 _FILE = Path(__file__).with_name("paper.toml")
@@ -97,7 +94,8 @@ class Study:
     Attributes:
         experiment: The configuration that was trained.
         how: How it is shown.
-        records: Its records, of finished jobs only.
+        clients: The numbers of finished jobs, a column a client.
+        table: The same, a column a domain.
         scores: Final accuracy by method and setting, domain and seed.
         epochs: Local epochs a round, by setting.
         papers: The paper's tables to compare with; none where the data is another.
@@ -108,8 +106,9 @@ class Study:
 
     experiment: Experiment
     how: ReproduceSection
-    records: Records
-    scores: Scores
+    clients: ScoreTable
+    table: ScoreTable
+    scores: Mapping[Key, Scores]
     epochs: Mapping[str, int]
     papers: tuple[PaperTable, ...]
     stand_ins: tuple[str, ...]
@@ -122,6 +121,20 @@ class Study:
             return None
         found = (paper.find(method, domain, setting) for paper in self.papers)
         return next((number for number in found if number is not None), None)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Setting by setting, so that methods stand beside each other."""
+        named = list(dict.fromkeys(key.setting for key in self.scores))
+        return sorted(self.scores, key=lambda key: named.index(key.setting))
+
+
+def trained_study(request: Request) -> tuple[Request, Study]:
+    """Train what is asked for; the request comes back with what every picture must say."""
+    study = studied(request, request.trained())
+    place = f"{study.how.place[:1].upper()}{study.how.place[1:]}. " if study.how.place else ""
+    said = "; ".join([request.label or "The paper's settings", *study.data_remarks])
+    return replace(request, label=place + said), study
 
 
 def studied(request: Request, records: Records) -> Study:
@@ -136,11 +149,14 @@ def studied(request: Request, records: Records) -> Study:
     said = [*facts["remarks"]]
     if papers and not request.comparable:
         said.append("not the paper's data: no comparison with its numbers")
+    clients = ScoreTable.of(done)
+    domains = clients.by_domain()
     return Study(
         experiment=experiment,
         how=experiment.reproduce,
-        records=done,
-        scores=domain_scores(done, experiment.evaluation.report),
+        clients=clients,
+        table=domains,
+        scores=domains.scores(experiment.evaluation.report),
         epochs={s.name: _epochs(s.experiment) for s in settings(experiment)},
         papers=papers if request.comparable else (),
         stand_ins=stand_ins,

@@ -1,7 +1,4 @@
-"""Tables as CSV, Markdown and LaTeX (booktabs).
-
-One item from its configuration to a folder of tables, figures and what must be known of them.
-"""
+"""One item as a folder: tables as CSV, Markdown and LaTeX (booktabs), figures, and a README."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Final accuracy against a swept value: local epochs, share of the data, clients a domain.
-
-Grouped bars: one group a domain, one bar a method, with standard deviations (figure 5).
-
-Two methods' training losses step by step, and how much lower one is than the other.
-
-The figure of the theory: spectra, bounds and measured curves, from a study's plain dict.
-"""
+"""The paper's kinds of figures: against a swept value, bars (figure 5), a race, the theory."""
 
 from __future__ import annotations
 
@@ -13,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,13 +14,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from fedbn.results.aggregate import spread
+from fedbn.results import colours
+from fedbn.results.aggregate import Cell
 from fedbn.results.figures import (
     COLUMN,
     DOMAINS,
     NAMES,
     PAGE,
     hatches,
+    headed,
     legend,
     looks,
     panels,
@@ -39,13 +32,13 @@ from fedbn.results.figures import (
     titled,
 )
 
-Values = Mapping[str, Mapping[str, list[float]]]
-"""Of a method, at a value of the axis: the accuracy of each seed."""
+Cells = Mapping[str, Mapping[str, Cell]]
+"""Of a method, of a domain or at a value of the axis: the accuracy over seeds."""
 
 
 def draw_against(
-    lines: Mapping[str, Values], stem: Path, xlabel: str, label: str = ""
-) -> tuple[Path, Path]:
+    lines: Mapping[str, Cells], stem: Path, xlabel: str, label: str = ""
+) -> tuple[Path, ...]:
     """Draw one panel a domain, one line a method, the values of the axis at equal distances.
 
     Args:
@@ -65,8 +58,8 @@ def draw_against(
             for method, line in panel.items():
                 axis.errorbar(
                     [ticks.index(value) for value in line],
-                    [sum(seeds) / len(seeds) for seeds in line.values()],
-                    [spread(seeds) for seeds in line.values()],
+                    [cell.mean for cell in line.values()],
+                    [cell.spread for cell in line.values()],
                     markersize=4,
                     capsize=2,
                     elinewidth=0.8,
@@ -80,15 +73,15 @@ _GROUP = 0.84
 
 
 def draw_bars(
-    values: Mapping[str, Mapping[str, list[float]]],
+    values: Cells,
     stem: Path,
     label: str = "",
     paper: Mapping[str, Mapping[str, float]] | None = None,
-) -> tuple[Path, Path]:
+) -> tuple[Path, ...]:
     """Draw the bars; the paper's numbers, where they may be compared, as short black lines.
 
     Args:
-        values: Of a method, of a domain: the accuracy of each seed.
+        values: By method, by domain.
         stem: The file without its suffix.
         label: What must be said of scale and data.
         paper: The paper's means, by method and domain.
@@ -98,20 +91,21 @@ def draw_bars(
     width = _GROUP / len(values)
     with styled():
         wide = PAGE if len(domains) * len(values) > 12 else COLUMN
-        figure, axis = plt.subplots(figsize=(wide, 2.5))
+        figure = Figure(figsize=(wide, 2.5))
+        axis = figure.subplots()
         axis.grid(axis="x", visible=False)
         lowest, highest = 100.0, 0.0
         for number, (method, own) in enumerate(values.items()):
             shift = (number - (len(values) - 1) / 2) * width
-            for domain, seeds in own.items():
-                x, mean = domains.index(domain) + shift, sum(seeds) / len(seeds)
-                lowest = min(lowest, mean - spread(seeds))
-                highest = max(highest, mean + spread(seeds))
+            for domain, cell in own.items():
+                x = domains.index(domain) + shift
+                lowest = min(lowest, cell.mean - cell.spread)
+                highest = max(highest, cell.mean + cell.spread)
                 axis.bar(
                     x,
-                    mean,
+                    cell.mean,
                     width,
-                    yerr=spread(seeds) or None,
+                    yerr=cell.spread or None,
                     color=known[method]["color"],
                     hatch=hatched[method],
                     edgecolor="white",
@@ -152,7 +146,7 @@ _MARKS = 6
 
 def draw_race(
     panels: Mapping[str, Mapping[str, Runs]], stem: Path, label: str = ""
-) -> tuple[Path, Path]:
+) -> tuple[Path, ...]:
     """Draw a column a setting: losses on a log scale above, how much lower the second's is below.
 
     Args:
@@ -165,9 +159,8 @@ def draw_race(
     """
     known = looks(list(dict.fromkeys(m for panel in panels.values() for m in panel)))
     with styled():
-        figure, grid = plt.subplots(
-            2, len(panels), figsize=(PAGE, 3.6), squeeze=False, sharex=True, height_ratios=[1.5, 1]
-        )
+        figure = Figure(figsize=(PAGE, 3.6))
+        grid = figure.subplots(2, len(panels), squeeze=False, sharex=True, height_ratios=[1.5, 1])
         for (name, panel), (above, below) in zip(panels.items(), grid.T, strict=True):
             titled(above, name)
             _draw_losses(above, panel, known)
@@ -207,38 +200,17 @@ def _band(axes: Axes, runs: NDArray[np.float64], look: Mapping[str, Any]) -> Non
     )
 
 
-_THEORY_NAMES = {"fedavg": "FedAvg", "fedbn": "FedBN"}
-COLOURS = {"fedavg": "#0072B2", "fedbn": "#D55E00"}
-"""Okabe and Ito's blue and vermilion, apart for every common colour blindness and in grey."""
+COLOURS = colours(["fedavg", "fedbn"])
 MARKERS = {"fedavg": "o", "fedbn": "s"}
 PRINTED, START, ROUNDS = (0, (4, 2)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5))
 """Line styles: the bound with G∞, the bound with what G(0) tends to, and training in rounds."""
-
-
-STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.labelsize": 7.5,
-    "axes.titlesize": 8,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 6.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedbn",
-}
 
 
 FLOOR = 0.1
 """The bottom of the error axis, relative to the smallest measured error."""
 
 
-def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
     """Draw a study (`Study.to_dict()`) as `theory.svg` and `theory.png`, one column wide.
 
     Args:
@@ -248,16 +220,12 @@ def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
     Returns:
         The SVG's path and the PNG's.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(3.4, 5.6), layout="constrained")
+    with styled({"axes.grid": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2}):
+        figure = Figure(figsize=(COLUMN, 5.6))
         spectra, curves = figure.subplots(2, 1, height_ratios=[1, 1.35])
         _draw_spectra(spectra, study)
         _draw_curves(curves, study)
-        folder.mkdir(parents=True, exist_ok=True)
-        svg, png = folder / "theory.svg", folder / "theory.png"
-        figure.savefig(svg, metadata={"Date": None})
-        figure.savefig(png, dpi=300)
-    return svg, png
+        return saved(figure, folder / "theory")
 
 
 def _draw_spectra(axes: Axes, study: Mapping[str, Any]) -> None:
@@ -266,7 +234,7 @@ def _draw_spectra(axes: Axes, study: Mapping[str, Any]) -> None:
             values = study[name][kind]["spectrum"]
             axes.plot(range(1, len(values) + 1), values, **_points(name, kind == "printed"))
     axes.set(yscale="log", xlabel="index, smallest first", ylabel="eigenvalue")
-    axes.set_title("a  Spectra of the Gram matrices")
+    headed(axes, "a  Spectra of the Gram matrices")
     _legend_below(axes, _spectrum_keys(), drop=0.28)
 
 
@@ -304,7 +272,7 @@ def _draw_curves(axes: Axes, study: Mapping[str, Any]) -> None:
     measured = [*study["fedavg"]["measured"], *study["fedbn"]["measured"], *rounds]
     axes.set(yscale="log", xlabel="step t", ylabel=r"$\|f(t)-y\|^2$", xlim=(0, len(rounds) - 1))
     axes.set_ylim(max(min(measured), 1e-300) * FLOOR, max(measured) * 4)
-    axes.set_title("b  Measured error and its bounds")
+    headed(axes, "b  Measured error and its bounds")
     _legend_below(axes, _curve_keys(), drop=0.2)
 
 
@@ -312,6 +280,7 @@ def _legend_below(axes: Axes, keys: list[Line2D], *, drop: float) -> None:
     axes.legend(
         handles=keys,
         ncols=2,
+        fontsize=6.5,
         loc="upper center",
         bbox_to_anchor=(0.45, -drop),
         borderaxespad=0.0,
@@ -336,7 +305,7 @@ def _curve_keys() -> list[Line2D]:
     }
     broken: dict[str, Any] = {"marker": "o", "markersize": 4, "markerfacecolor": "white"}
     return [
-        *(Line2D([], [], color=c, linewidth=3, label=_THEORY_NAMES[n]) for n, c in COLOURS.items()),
+        *(Line2D([], [], color=c, linewidth=3, label=NAMES[n]) for n, c in COLOURS.items()),
         *(Line2D([], [], color="#444444", linestyle=s, label=text) for text, s in kinds.items()),
         Line2D(
             [],

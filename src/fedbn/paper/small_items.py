@@ -1,19 +1,15 @@
-"""The synthetic experiment of the appendix: is FedBN faster than FedAvg, and by how much?
+"""The synthetic experiment of the appendix, and the data sets at a glance.
 
-The paper shows one figure of training losses and states no numbers, so ours are what can be
-counted: the loss at the end, FedBN's divided by FedAvg's of the same seed, and the step at which
-FedBN has come as far as FedAvg comes in all.
-
-The domains at a glance: examples, histograms, and how far domains are apart.
+Of the synthetic experiment the paper shows one figure of training losses and states no numbers, so
+ours are what can be counted: the loss at the end, FedBN's divided by FedAvg's of the same seed, and
+the step at which FedBN has come as far as FedAvg comes in all.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fedbn.data.survey import survey
@@ -22,10 +18,10 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.paper import trained_items
-from fedbn.paper.items import Cell, Outcome, Records, Request, Row, Table, options_of, refused
-from fedbn.paper.numbers import studied
+from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
+from fedbn.paper.numbers import trained_study
 from fedbn.paper.paper_figures import draw_race
-from fedbn.paper.trained_items import item_label
+from fedbn.results.aggregate import LOSS_SEEN, MEAN, ScoreTable
 from fedbn.results.data_figure import draw_data
 
 BASE, BETTER = "fedavg", "fedbn"
@@ -38,10 +34,9 @@ _SAME = 0.01
 
 def synthetic(request: Request) -> Outcome:
     """Train, tabulate and draw."""
-    raw = {key: value for key, value in request.experiment.items() if key != "reproduce"}
-    study = studied(request, request.train(raw, Path("run")))
-    request = replace(request, label=f"{item_label(request, study)}; {_OPEN}")
-    losses = losses_by_step(study.records)
+    request, study = trained_study(request)
+    request = replace(request, label=f"{request.label}; {_OPEN}")
+    losses = losses_by_step(study.clients)
     for setting, methods in losses.items():
         if not {BASE, BETTER} <= methods.keys():
             raise ConfigError(f"{request.name}: {setting} lacks {BASE} or {BETTER}; it needs both")
@@ -55,18 +50,14 @@ def synthetic(request: Request) -> Outcome:
     return Outcome((_table(request, losses), accuracy), figures, (*remarks, *study.remarks))
 
 
-def losses_by_step(records: Records) -> Losses:
+def losses_by_step(table: ScoreTable) -> Losses:
     """Collect the training losses; a step's is the mean over clients."""
-    found: dict[tuple[str, str, int], dict[int, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for r in records:
-        if r["metric"] == "training_loss" and r["value"] is not None:
-            found[r["setting"], r["method"], r["seed"]][r["round"]].append(r["value"])
     losses: Losses = {}
-    for (setting, method, seed), steps in found.items():
-        line = [statistics.fmean(steps[step]) for step in sorted(steps)]
-        losses.setdefault(setting, {}).setdefault(method, {})[seed] = line
+    for (method, setting), seeds in table.histories.items():
+        for seed, history in seeds.items():
+            if steps := history.numbers.get(LOSS_SEEN):
+                line = [steps[step][MEAN] for step in sorted(steps)]
+                losses.setdefault(setting, {}).setdefault(method, {})[seed] = line
     return losses
 
 
@@ -107,9 +98,7 @@ def _cells(methods: Mapping[str, Mapping[int, list[float]]], method: str) -> Ite
 
 
 def _cell(values: Sequence[float]) -> Cell | None:
-    if not values:
-        return None
-    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return Cell.of(values) if values else None
 
 
 def _remark(setting: str, methods: Mapping[str, Mapping[int, list[float]]]) -> str:

@@ -5,17 +5,11 @@ it, γ is the standard deviation of the client's own x. The error depends on `w 
 client has no single best pair but a ray of them; its own γ picks one, and the paper's optimum
 (w*, γ*) is that one.
 
-The toy problem of the paper's introduction: y = cos(w x) + ε at two clients.
-
 The paper says that x is Gaussian, that its variance differs between the clients, and that scaling
 x by the client's own standard deviation γ brings their error surfaces together. That holds where
 the scale is the client's way of measuring: x = σ z is what it sees, and y = cos(w_true z) + ε is
 the same task everywhere, so that w = w_true is best for all once x is divided by γ. Read to the
 letter, y = cos(w_true x) + ε, it is the other way round; `labels="observed"` draws that.
-
-The toy example's two readings: clients, their optima, and the models that averaging makes.
-
-The paper's words leave open what differs between the clients (see `fedbn.data._cosine`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The pictures of the paper's toy example: error curves of two clients, and one error surface.
+"""The toy example of the introduction: figures 1 and 2, and the numbers behind their claim.
 
-The toy example of the introduction: figures 1 and 2, and the numbers behind their claim.
-
-Both readings of the problem are computed and drawn (see `toy_reading`).
+Both readings of the problem are computed and drawn (see `toy`).
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,18 +18,19 @@ from matplotlib.patheffects import withStroke
 from fedbn.paper import toy
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
 from fedbn.paper.toy import READINGS, Reading, arrays, read, weights
+from fedbn.results import BLUE, GREEN, PURPLE, SKY, VERMILION
 from fedbn.results.figures import COLUMN, PAGE, plain, saved, styled
 
-CLIENTS = (("#0072B2", "-"), ("#D55E00", (0, (4, 1.5))), ("#009E73", (0, (1, 1.2))))
-"""A colour of Okabe and Ito's and a line style a client."""
-MARKS = (("o", "#56B4E9", 11), ("s", "#CC79A7", 7), ("X", "#D55E00", 8), ("D", "#FFFFFF", 4.5))
+CLIENTS = ((BLUE, "-"), (VERMILION, (0, (4, 1.5))), (GREEN, (0, (1, 1.2))))
+"""A colour and a line style a client."""
+MARKS = (("o", SKY, 11), ("s", PURPLE, 7), ("X", VERMILION, 8), ("D", "#FFFFFF", 4.5))
 """Shape, colour and size; the first is large, because the last may lie upon it."""
 _LEVELS = 21
 
 
 def draw_toy_curves(
     panels: Sequence[Mapping[str, Any]], stem: Path, note: str = ""
-) -> tuple[Path, Path]:
+) -> tuple[Path, ...]:
     """Draw the clients' errors over w, one panel without and one with local normalisation.
 
     Args:
@@ -48,9 +46,8 @@ def draw_toy_curves(
     rows = -(-len(panels) // columns)
     with styled():
         size = (PAGE if columns > 1 else COLUMN, 2.0 * rows + 0.55)
-        figure, grid = plt.subplots(
-            rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained"
-        )
+        figure = Figure(figsize=size)
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel)
         for axes in grid[:, 0]:
@@ -62,7 +59,7 @@ def draw_toy_curves(
         return saved(figure, stem, note)
 
 
-def draw_toy_surface(study: Mapping[str, Any], stem: Path, note: str = "") -> tuple[Path, Path]:
+def draw_toy_surface(study: Mapping[str, Any], stem: Path, note: str = "") -> tuple[Path, ...]:
     """Draw a client's error over w and γ, as contours and as a landscape.
 
     Args:
@@ -74,9 +71,9 @@ def draw_toy_surface(study: Mapping[str, Any], stem: Path, note: str = "") -> tu
         The SVG and the PNG.
     """
     with styled():
-        figure = plt.figure(figsize=(PAGE, 3.5), layout="constrained")
+        figure = Figure(figsize=(PAGE, 3.5))
         flat = figure.add_subplot(1, 2, 1)
-        flat.set_title(plain(study["title"]), fontsize=8, loc="left")
+        flat.set_title(plain(study["title"]), loc="left")
         _draw_contours(figure, flat, study)
         _draw_landscape(figure.add_subplot(1, 2, 2, projection="3d"), study)
         handles, labels = flat.get_legend_handles_labels()
@@ -85,7 +82,7 @@ def draw_toy_surface(study: Mapping[str, Any], stem: Path, note: str = "") -> tu
 
 
 def _draw_panel(axes: Axes, panel: Mapping[str, Any]) -> None:
-    axes.set_title(plain(panel["title"]), fontsize=8, loc="left")
+    axes.set_title(plain(panel["title"]), loc="left")
     for (label, values), (colour, style) in zip(panel["errors"].items(), CLIENTS, strict=False):
         axes.plot(panel["w"], values, color=colour, linestyle=style, label=plain(label))
         best = panel["best"][label]

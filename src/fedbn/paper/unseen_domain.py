@@ -29,8 +29,7 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.runner import Recorder, run_plan
 from fedbn.experiments.sources import load_federation
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
-from fedbn.paper.numbers import studied
-from fedbn.paper.trained_items import item_label
+from fedbn.paper.numbers import trained_study
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import folder_name
 from fedbn.trained.joining import joining_plan, joining_state
@@ -48,9 +47,7 @@ def unseen_domain(request: Request) -> Outcome:
     """Train the federation, then bring the new clients."""
     options = options_of(request.options, DEFAULTS, counts=("join_rounds",))
     newcomers = _newcomers(options["new"])
-    raw = {key: value for key, value in request.experiment.items() if key != "reproduce"}
-    study = studied(request, request.train(raw, Path("run")))
-    request = replace(request, label=item_label(request, study))
+    request, study = trained_study(request)
     scores: Scores = defaultdict(lambda: defaultdict(list))
     for job in jobs_of(place := request.source or request.folder / "run"):
         trained = open_run(place, method=job.method, seed=job.seed, setting=job.setting)
@@ -158,11 +155,7 @@ def _table(
 
 def _cells(clients: Mapping[str, list[float]]) -> tuple[Cell, ...]:
     by_seed = [statistics.fmean(values) for values in zip(*clients.values(), strict=True)]
-    return tuple(_cell(values) for values in (*clients.values(), by_seed))
-
-
-def _cell(values: list[float]) -> Cell:
-    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return tuple(Cell.of(values) for values in (*clients.values(), by_seed))
 
 
 def _remarks(scores: Scores) -> Iterator[str]:

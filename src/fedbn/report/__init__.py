@@ -1,7 +1,4 @@
-"""A run as one page to hand on: HTML that needs nothing beside itself, or Markdown.
-
-The whole report: chapters of sections, the same for HTML and Markdown.
-"""
+"""A run as one page to hand on: HTML that needs nothing beside itself, or Markdown."""
 
 from __future__ import annotations
 
@@ -54,9 +51,13 @@ def _subtitle(found: Scores) -> str:
     config, summary = found.run.config, found.summary
     data = value_of(config, "data.path") or value_of(config, "data.name") or "data"
     model = value_of(config, "model.name") or "model"
-    last = max((r["round"] for r in found.run.records), default=0)
     clients = max(0, len(summary.columns) - 1)
-    parts = [str(data), str(model), counted(clients, "client"), counted(last, "round")]
+    parts = [
+        str(data),
+        str(model),
+        counted(clients, "client"),
+        counted(found.table.rounds, "round"),
+    ]
     return " · ".join([*parts, counted(len(summary.seeds), "seed")])
 
 

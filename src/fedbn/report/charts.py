@@ -1,17 +1,14 @@
-"""Curves over rounds: one small panel a client, methods side by side.
-
-Bars: what each client gains, and what travels against what stays.
-"""
+"""Drawings of numbers: curves over rounds, a panel a client; bars of gains and of bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from fedbn.report.contents import Exchange
 from fedbn.report.svg import (
     Scale,
     drawing,
@@ -24,12 +21,9 @@ from fedbn.report.svg import (
     ticks,
     uprights,
 )
+from fedbn.results import BLUE, VERMILION, colours
 from fedbn.results.aggregate import Curve, Duel, Gain
 from fedbn.text import bytes_said, points_said
-
-if TYPE_CHECKING:
-    from fedbn.report.contents import Exchange
-
 
 _WIDTH, _HEIGHT = 320.0, 214.0
 _BOX = (40.0, 30.0, 310.0, 176.0)  # left, top, right, bottom
@@ -52,27 +46,28 @@ class Look:
         return {"stroke": self.colour, "stroke_width": thick, "stroke_dasharray": self.dashes}
 
 
-def looks(labels: Sequence[str], palette: Mapping[str, str]) -> dict[str, Look]:
-    """Give each method its look; FedBN's line is the whole one."""
-    others = [name for name in labels if not _whole(name, labels)]
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Give each method its look; FedBN's line, or else the first one's, is the whole one."""
+    whole = next((name for name in labels if name.startswith("fedbn")), next(iter(labels), ""))
+    others = [name for name in labels if name != whole]
     dashes = {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(others)}
-    return {name: Look(palette[name], dashes.get(name)) for name in labels}
+    return {name: Look(colour, dashes.get(name)) for name, colour in colours(labels).items()}
 
 
-def _whole(name: str, labels: Sequence[str]) -> bool:
-    return name == next((one for one in labels if one.startswith("fedbn")), labels[0])
+def legend(known: Mapping[str, Look]) -> tuple[tuple[Markup, str], ...]:
+    """A short piece of each method's line, and its name."""
+    return tuple((_sample(look), name) for name, look in known.items())
 
 
-def sample(look: Look) -> Markup:
-    """A short piece of a method's line, for a legend."""
+def _sample(look: Look) -> Markup:
     line = tag("line", x1=1, x2=33, y1=6, y2=6, fill="none", **look.stroke)
     return tag("svg", line, viewBox="0 0 34 12", width=34, height=12, aria_hidden="true")
 
 
 def accuracy_range(curves: Sequence[Curve]) -> tuple[float, float]:
     """One range for all panels, from ten to ten."""
-    lows = [m - s for c in curves for m, s in zip(c.mean, c.std, strict=True)]
-    highs = [m + s for c in curves for m, s in zip(c.mean, c.std, strict=True)]
+    lows = [value for curve in curves for value in curve.band[0]]
+    highs = [value for curve in curves for value in curve.band[1]]
     low, high = max(0.0, min(lows, default=0.0)), min(100.0, max(highs, default=100.0))
     return 10 * math.floor(low / 10), max(10 * math.ceil(high / 10), 10 * math.floor(low / 10) + 10)
 
@@ -87,8 +82,8 @@ def panel(
 ) -> Markup:
     """Draw one panel; a tooltip a round gives the numbers."""
     left, _, right, bottom = _BOX
-    first = min((c.rounds[0] for c in curves), default=0)
-    last = max((c.rounds[-1] for c in curves), default=1)
+    first = min((c.x[0] for c in curves), default=0)
+    last = max((c.x[-1] for c in curves), default=1)
     across = linear(first, last, left + 4, right - 4)
     up = _upwards(span, log)
     # Whole lines first: dashes over them let both be seen.
@@ -135,12 +130,11 @@ def _whole_ticks(first: int, last: int) -> list[float]:
 
 
 def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:
-    step = max(1, math.ceil(len(curve.rounds) / _MOST_POINTS))
+    step = max(1, math.ceil(len(curve.x) / _MOST_POINTS))
     # Counted from the end: the last round is what the table shows.
-    chosen = sorted(range(len(curve.rounds) - 1, -1, -step))
-    xs = [across(curve.rounds[i]) for i in chosen]
-    high = [up(curve.mean[i] + curve.std[i]) for i in chosen]
-    low = [up(curve.mean[i] - curve.std[i]) for i in chosen]
+    chosen = sorted(range(len(curve.x) - 1, -1, -step))
+    xs = [across(curve.x[i]) for i in chosen]
+    low, high = ([up(side[i]) for i in chosen] for side in curve.band)
     mean = [up(curve.mean[i]) for i in chosen]
     if len(xs) == 1:
         return tag("circle", cx=xs[0], cy=mean[0], r=3.0, fill=look.colour)
@@ -154,13 +148,11 @@ def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:
 def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
     """Invisible columns whose tooltips give the numbers of a round."""
     _, top, right, bottom = _BOX
-    rounds = sorted({round for curve in curves for round in curve.rounds})
+    rounds = sorted({round for curve in curves for round in curve.x})
     step = max(1, math.ceil(len(rounds) / _MOST_TIPS))
     kept = sorted(rounds[::-step])
     half = (across(kept[-1]) - across(kept[0])) / max(1, len(kept) - 1) / 2 if kept else 0.0
-    tables = {
-        c.label: dict(zip(c.rounds, zip(c.mean, c.std, strict=True), strict=True)) for c in curves
-    }
+    tables = {c.label: dict(zip(c.x, zip(c.mean, c.std, strict=True), strict=True)) for c in curves}
     found = []
     for round in kept:
         lines = [f"round {round}"]
@@ -182,8 +174,7 @@ def _spoken(curves: Sequence[Curve]) -> str:
 
 
 _BAR_WIDTH, _ROW, _NAMES = 360.0, 22.0, 108.0
-BETTER, WORSE = "#D55E00", "#0072B2"
-SHARED, LOCAL = "#0072B2", "#D55E00"
+SHARED, LOCAL = BLUE, VERMILION
 
 
 def gain_bars(duel: Duel, gains: Sequence[Gain]) -> Markup:
@@ -215,7 +206,7 @@ def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
 
 def _gain(gain: Gain, y: float, across: Scale, whole: bool) -> Markup:
     middle, zero, end = y + _ROW / 2, across(0), across(gain.mean)
-    colour = BETTER if gain.mean >= 0 else WORSE
+    colour = VERMILION if gain.mean >= 0 else BLUE
     box = {"x": min(zero, end), "width": max(abs(end - zero), 0.5), "y": y + 4, "rx": 2}
     look = {"fill": colour, "fill_opacity": 0.85 if whole else 0.5}
     bar = tag("rect", height=_ROW - 8, **box, **look)

@@ -1,32 +1,28 @@
-"""What a report is made of: plain values, which `fedbn.use` collects from run folders.
-
-What the records of a run come to, once for all sections.
-"""
+"""What a report is made of: plain values that `report.reading` collects, and a run's numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 
-from fedbn.report.charts import Look, looks, sample
 from fedbn.results.aggregate import (
-    MEAN,
+    ACCURACY,
     Curve,
     Duel,
-    Record,
+    Measure,
+    Records,
+    Report,
     Row,
+    ScoreTable,
     Summary,
-    accuracy_curves,
     duel,
     summarize,
 )
-from fedbn.results.figures import colours
 
 Array = NDArray[np.float64]
 
@@ -172,7 +168,7 @@ class RunContents:
     """
 
     path: str
-    records: Sequence[Record]
+    records: Records
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     exchanges: tuple[Exchange, ...] = ()
@@ -192,43 +188,35 @@ class Scores:
     run: RunContents
 
     @cached_property
-    def report(self) -> Literal["last", "best"]:
+    def report(self) -> Report:
         """Which round counts."""
         best = value_of(self.run.config, "evaluation.report") == "best"
         return "best" if best else "last"
 
     @cached_property
+    def table(self) -> ScoreTable:
+        """The records as numbers."""
+        return ScoreTable.of(self.run.records)
+
+    @cached_property
     def summary(self) -> Summary:
-        """The table."""
+        """The table of results."""
         choose = isinstance(value_of(self.run.config, "method.mu"), list)
-        return summarize(self.run.records, self.report, choose_setting=choose)
+        return summarize(self.table, self.report, choose_setting=choose)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The rows that can be drawn in one figure."""
         return self.summary.rows[:MOST_LABELS]
 
-    @cached_property
-    def looks(self) -> dict[str, Look]:
-        """How each method is drawn."""
-        labels = [row.label for row in self.rows]
-        return looks(labels, colours(labels)) if labels else {}
-
-    @cached_property
-    def curves(self) -> dict[str, list[Curve]]:
-        """Test accuracy over rounds."""
-        found = accuracy_curves(self.run.records, self.rows)
-        return {name: found[name] for name in (MEAN, *self.summary.columns) if name in found}
+    def curves(self, column: str, measure: Measure = ACCURACY) -> list[Curve]:
+        """A number over rounds, of a client or on average, a curve a row."""
+        return self.table.curves(column, measure, [row.key for row in self.rows])
 
     @cached_property
     def duel(self) -> Duel | None:
         """FedBN against FedAvg."""
-        return duel(self.run.records, self.summary, self.report)
-
-    @property
-    def legend(self) -> tuple[tuple[Markup, str], ...]:
-        """A sample of each method's line, and its name."""
-        return tuple((sample(look), name) for name, look in self.looks.items())
+        return duel(self.table, self.summary, self.report)
 
 
 def value_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:

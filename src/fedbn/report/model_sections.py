@@ -1,9 +1,4 @@
-"""The sections that look into the trained models: how sites differ, what is confused.
-
-The section on what travels and what never does.
-
-Where a run comes from and how to repeat it: configuration, environment, commands.
-"""
+"""The sections beyond the scores: what travels, how sites differ, what is confused, and origin."""
 
 from __future__ import annotations
 
@@ -41,22 +36,13 @@ from fedbn.report.site_charts import (
     profile,
 )
 from fedbn.report.svg import tag
+from fedbn.results import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from fedbn.text import bytes_said, counted, spread
 
 _MOST_LAYERS, _MOST_IN_MATRIX = 8, 24
 
 
-# Okabe and Ito's, for clients; methods have their own.
-_CLIENT_COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7F7F7F",
-    "#000000",
-)
+_CLIENT_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK)
 
 
 def statistics(run: RunContents) -> Section:

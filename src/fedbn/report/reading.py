@@ -1,7 +1,4 @@
-"""What the trained models of a run tell a report: statistics, confusions, examples.
-
-All that a run folder holds for a report; what is damaged or gone is said, not fatal.
-"""
+"""All that a run folder and its models hold for a report; what is damaged or gone is said."""
 
 from __future__ import annotations
 
@@ -32,10 +29,12 @@ from fedbn.report.contents import (
     Layer,
     RunContents,
 )
+from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.runs.formats import read_as
 from fedbn.text import spread
+from fedbn.trained.evaluation import Outcomes
 from fedbn.trained.opening import jobs_of, open_run
 from fedbn.trained.trained_run import Trained, probabilities
 
@@ -137,10 +136,12 @@ def _scored(
         classes = federation.classes
         for client, domain, test in spread(list(_tests(federation.clients)), _MOST_SCORED):
             chances = probabilities(trained.model(client.name), test.x)
-            confusions.append(_confusion(client.name, domain, test, chances))
+            made = Outcomes(chances, test.y.cpu().numpy())
+            confusions.append(Confusion(client.name, domain, made.confusion))
             if pictures and domain not in domains:
                 domains.add(domain)
-                galleries.append(_gallery(client.name, domain, test, chances, classes))
+                drawn, mistakes = _examples(client.name, test, made, classes)
+                galleries.append(Gallery(client.name, domain, drawn, mistakes))
     except Exception as error:
         why = f"the test data cannot be used here ({reason(error)})"
         return (), _without(missing, {"confusions": why, "examples": why})
@@ -160,28 +161,21 @@ def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, Split]]:
             yield client, domain, test
 
 
-def _confusion(client: str, domain: str, test: Split, chances: Array) -> Confusion:
-    count = chances.shape[1]
-    counts = np.zeros((count, count), np.int64)
-    np.add.at(counts, (test.y.cpu().numpy(), chances.argmax(axis=1)), 1)
-    return Confusion(client, domain, counts)
-
-
-def _gallery(
-    client: str, domain: str, test: Split, chances: Array, classes: Sequence[str]
-) -> Gallery:
+def _examples(
+    client: str, test: Split, made: Outcomes, classes: Sequence[str]
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    """Draw some test samples at random, and then the surest mistakes."""
     order = torch.randperm(len(test), generator=generator(0, "report", client=client)).tolist()
-    drawn, truth = order[:_DRAWN], test.y.cpu().numpy()
-    said = chances.argmax(axis=1)
-    wrong = [i for i in np.argsort(-chances.max(axis=1), kind="stable") if said[i] != truth[i]]
-    surest = [int(i) for i in wrong if i not in drawn][:_MISTAKES]
+    drawn, sure = order[:_DRAWN], made.proba.max(axis=1)
+    wrong = made.predicted != made.labels
+    mistakes = [i for i in np.argsort(-sure, kind="stable").tolist() if wrong[i] and i not in drawn]
 
     def example(place: int) -> Example:
         pixels = drawable(test.x[place : place + 1].cpu())[0]
-        true, guess = (classes[int(label[place])] for label in (truth, said))
-        return Example(pixels, true, guess, float(chances[place].max()))
+        true, guess = (classes[int(label[place])] for label in (made.labels, made.predicted))
+        return Example(pixels, true, guess, float(sure[place]))
 
-    return Gallery(client, domain, tuple(map(example, drawn)), tuple(map(example, surest)))
+    return tuple(map(example, drawn)), tuple(map(example, mistakes[:_MISTAKES]))
 
 
 _LARGEST_HEADER = 100_000_000
@@ -310,10 +304,11 @@ def _exchanges(folder: RunFolder, records: Iterable[Mapping[str, Any]]) -> tuple
         sizes = _sizes(folder.job(method, setting, seed))
         if sizes is None or (method, setting) in found:
             continue
-        label = method if setting == "default" else f"{method} ({setting})"
         clients = rounds[max(rounds)]
         pooled = clients == {"all"}
-        found[method, setting] = Exchange(label, *sizes, len(clients), max(rounds), pooled)
+        found[method, setting] = Exchange(
+            Key(method, setting).label, *sizes, len(clients), max(rounds), pooled
+        )
     return tuple(found.values())
 
 

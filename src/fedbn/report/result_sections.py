@@ -1,15 +1,10 @@
-"""The first section: the numbers to remember, and the summary table.
-
-The sections on how training went: learning curves, gains by client, convergence.
-
-Several runs side by side: what came out of each, and in what they differ.
-"""
+"""The sections that records tell: results, learning curves, gains, convergence, several runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedbn.report.charts import accuracy_range, gain_bars, looks, loss_span, panel, sample
+from fedbn.report.charts import accuracy_range, gain_bars, legend, looks, loss_span, panel
 from fedbn.report.contents import MOST_LABELS, RunContents, Scores
 from fedbn.report.document import (
     Beside,
@@ -23,9 +18,8 @@ from fedbn.report.document import (
     remark,
     table,
 )
-from fedbn.results.aggregate import MEAN, Duel, Gain, Row, Summary, loss_curves, reached
+from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Row, Summary, reached
 from fedbn.results.comparison import changes
-from fedbn.results.figures import colours
 from fedbn.text import bytes_said, counted, points_said, spread
 
 _MOST_COLUMNS, _MOST_ROWS, _AT_AN_END = 9, 40, 10
@@ -52,15 +46,15 @@ def glance(scores: Scores) -> list[Part]:
 
 
 def _speed(scores: Scores, fight: Duel) -> list[Tile]:
-    curves = {curve.label: curve for curve in scores.curves.get(MEAN, [])}
+    curves = {curve.label: curve for curve in scores.curves(MEAN)}
     if fight.old not in curves or fight.new not in curves:
         return []
     old = curves[fight.old]
     at = reached([curves[fight.new]], old.mean[-1])[fight.new]
-    if at is None or at > old.rounds[-1]:
+    if at is None or at > old.x[-1]:
         return []
     label = f"{fight.new} is where {fight.old} ends"
-    return [Tile(f"round {at}", label, f"{fight.old} took {counted(old.rounds[-1], 'round')}")]
+    return [Tile(f"round {at}", label, f"{fight.old} took {counted(old.x[-1], 'round')}")]
 
 
 def _kept(run: RunContents, method: str | None) -> list[Tile]:
@@ -128,15 +122,16 @@ _MOST_PANELS, _MOST_BARS = 11, 30
 
 def learning(scores: Scores) -> Section:
     """Learning curves, a panel a client."""
-    curves = scores.curves
-    names = [name for name in curves if name != MEAN]
-    shown = [MEAN, *spread(names, _MOST_PANELS)] if MEAN in curves else spread(names, _MOST_PANELS)
-    span = accuracy_range([c for name in shown for c in curves[name]])
+    names = scores.table.columns
+    curves = {name: scores.curves(name) for name in (MEAN, *spread(names, _MOST_PANELS))}
+    curves = {name: found for name, found in curves.items() if found}
+    span = accuracy_range([curve for found in curves.values() for curve in found])
+    look = looks([row.label for row in scores.rows])
     panels = tuple(
-        panel("Mean of clients" if name == MEAN else name, curves[name], scores.looks, span)
-        for name in shown
+        panel("Mean of clients" if name == MEAN else name, found, look, span)
+        for name, found in curves.items()
     )
-    parts: list[Part] = [Figures(panels, scores.legend)] if panels else []
+    parts: list[Part] = [Figures(panels, legend(look))] if panels else []
     if len(names) > _MOST_PANELS:
         parts.append(Text(f"{_MOST_PANELS} of {len(names):,} clients are drawn, evenly spread."))
     if len(scores.summary.rows) > len(scores.rows):
@@ -187,13 +182,13 @@ def _std(gain: Gain) -> str:
 
 def convergence(scores: Scores) -> Section:
     """How fast methods learn: the training loss, and rounds until accuracies."""
-    panels = []
-    for metric, name in (("loss", "after the round"), ("training_loss", "while training")):
-        if curves := loss_curves(scores.run.records, scores.rows, metric):
+    panels, look = [], looks([row.label for row in scores.rows])
+    for number, name in ((LOSS, "after the round"), (LOSS_SEEN, "while training")):
+        if curves := scores.curves(MEAN, number):
             span, log = loss_span(curves)
             title = f"Training loss, {name}" + (" (log)" if log else "")
-            panels.append(panel(title, curves, scores.looks, span, "loss", log=log))
-    parts: list[Part] = [Figures(tuple(panels), scores.legend)] if panels else []
+            panels.append(panel(title, curves, look, span, "loss", log=log))
+    parts: list[Part] = [Figures(tuple(panels), legend(look))] if panels else []
     parts += _rounds_until(scores)
     lead = (
         "The loss on the clients' training data, mean over clients and seeds: of each client's "
@@ -204,7 +199,7 @@ def convergence(scores: Scores) -> Section:
 
 
 def _rounds_until(scores: Scores) -> list[Part]:
-    curves = scores.curves.get(MEAN, [])
+    curves = scores.curves(MEAN)
     if not curves:
         return []
     top = max(max(curve.mean) for curve in curves)
@@ -250,21 +245,20 @@ def _accuracy(names: Sequence[str], runs: Sequence[Scores], labels: Sequence[str
             known = [m[label].mean for m in means if m.get(label)]  # type: ignore[union-attr]
             best = cell is not None and cell.mean == max(known) and len(runs) > 1
             cells.append(Cell("–" if cell is None else str(cell), best))
-        last = max((r["round"] for r in run.run.records), default=0)
-        rows.append([Cell(name), Cell(str(len(run.summary.seeds))), Cell(str(last)), *cells])
+        facts = str(len(run.summary.seeds)), str(run.table.rounds)
+        rows.append([Cell(name), *map(Cell, facts), *cells])
     return table("Mean test accuracy, %", ["run", "seeds", "rounds", *labels], rows)
 
 
 def _curves(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:
-    drawn = [(n, r.curves[MEAN]) for n, r in zip(names, runs, strict=True) if MEAN in r.curves]
-    drawn = drawn[:_MOST_COMPARED]
+    means = ((name, run.curves(MEAN)) for name, run in zip(names, runs, strict=True))
+    drawn = [(name, curves) for name, curves in means if curves][:_MOST_COMPARED]
     if not drawn:
         return []
-    labels = list(dict.fromkeys(curve.label for _, curves in drawn for curve in curves))
-    look = looks(labels, colours(labels))
+    look = looks(list(dict.fromkeys(curve.label for _, curves in drawn for curve in curves)))
     span = accuracy_range([curve for _, curves in drawn for curve in curves])
     panels = tuple(panel(name, curves, look, span) for name, curves in drawn)
-    return [Figures(panels, tuple((sample(look[name]), name) for name in labels))]
+    return [Figures(panels, legend(look))]
 
 
 def _differences(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:

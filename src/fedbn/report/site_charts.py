@@ -1,9 +1,4 @@
-"""Shaded squares: confusion matrices, and how far clients lie from each other.
-
-How different the sites are: their BatchNorm statistics against each other, layer by layer.
-
-Examples as pictures inside the page.
-"""
+"""Drawings of sites: confusion matrices, distances and statistics by layer, example pictures."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from markupsafe import Markup
 from PIL import Image
 
@@ -29,9 +25,10 @@ from fedbn.report.svg import (
     ticks,
     uprights,
 )
+from fedbn.results import BLUE, GREEN, VERMILION
 from fedbn.text import spread
+from fedbn.trained.local_parts import layer_distance
 
-SHADE, WRONG = "#0072B2", "#D55E00"
 _SIDE = 300.0
 _MOST_WITH_NUMBERS = 12
 _MOST_SIGNS, _SIGN = 12, 6.2  # of a name, and the width of one
@@ -96,7 +93,7 @@ def _matrix(
             share = float(shades[i][j])
             x, y = left + cell * j, top + cell * i
             tip = tag("title", f"{row} → {column}: {texts[i][j] or '0'}")
-            colour = WRONG if wrong and i != j and share else SHADE
+            colour = VERMILION if wrong and i != j and share else BLUE
             box = {"x": x, "y": y, "width": cell - 1, "height": cell - 1, "rx": 1.5}
             shade = {"fill": colour, "fill_opacity": 0.05 + 0.6 * share}
             parts.append(tag("rect", tip, **box, **shade))
@@ -133,25 +130,17 @@ MOST_LINES = 8
 
 
 def distances(layer: Layer) -> Array:
-    r"""Measure how far the clients' statistics of a layer lie apart.
-
-    The Fréchet distance of two Gaussians a channel, in units of their common deviation:
-
-    $$d^2 = \frac1C \sum_c
-      \frac{(\mu_c - \mu'_c)^2 + (\sigma_c - \sigma'_c)^2}{(\sigma_c^2 + \sigma_c'^2)/2}$$
+    """Measure how far the clients' statistics of a layer lie apart, a row and a column a client.
 
     Examples:
         >>> one = Layer("bn", ("a", "b"), np.array([[0.0], [3.0]]), np.array([[1.0], [1.0]]))
-        >>> distances(one).tolist()
+        >>> distances(one).round(2).tolist()
         [[0.0, 3.0], [3.0, 0.0]]
     """
-    far = np.zeros((len(layer.mean),) * 2)
-    deviation = np.sqrt(layer.variance)
-    for i in range(len(far)):
-        apart = (layer.mean - layer.mean[i]) ** 2 + (deviation - deviation[i]) ** 2
-        common = (layer.variance + layer.variance[i]) / 2
-        far[i] = np.sqrt((apart / np.maximum(common, 1e-12)).mean(axis=1))
-    return far
+    mean, variance = torch.from_numpy(layer.mean), torch.from_numpy(layer.variance)
+    rows = [layer_distance((mean, variance), one) for one in zip(mean, variance, strict=True)]
+    found: Array = torch.stack(rows).numpy()
+    return found
 
 
 def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
@@ -167,7 +156,7 @@ def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
         tip = tag("title", f"{layer.title}: mean {mean:.2f}, farthest pair {most:.2f}")
         name = label(names - 4, y + row / 2 + 4, layer.title, "end", most=15)
         box = {"x": names + 4, "width": across(mean) - names - 4, "y": y + 4, "height": row - 8}
-        bar = tag("rect", **box, fill="#009E73", fill_opacity=0.7, rx=2)
+        bar = tag("rect", **box, fill=GREEN, fill_opacity=0.7, rx=2)
         line = tag(
             "line",
             x1=across(mean),

@@ -1,1 +1,34 @@
-"""Tables and pictures from run folders: reads record files, never a model."""
+"""Tables and pictures from run folders: reads record files, never a model.
+
+Here stand the colours that all pictures share: Okabe and Ito's, which colour-blind readers can
+tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, VERMILION, BLACK, GREY = "#56B4E9", "#D55E00", "#000000", "#7F7F7F"
+
+_METHODS = {
+    "fedbn": VERMILION,
+    "fedavg": BLUE,
+    "fedprox": GREEN,
+    "singleset": GREY,
+    "silobn": PURPLE,
+    "centralized": BLACK,
+}
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """Give each method its colour, the same in every picture; others take what is left in order.
+
+    Examples:
+        >>> colours(["mine", "fedbn"])
+        {'mine': '#0072B2', 'fedbn': '#D55E00'}
+    """
+    known = {_METHODS.get(name) for name in names}
+    palette = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, BLACK)
+    left = [colour for colour in palette if colour not in known]
+    return {name: _METHODS.get(name) or left[i % len(left)] for i, name in enumerate(names)}

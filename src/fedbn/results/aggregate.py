@@ -1,34 +1,252 @@
-"""What came out: one number a method and client, mean and standard deviation over seeds.
+"""Every number that is made of records: means, sample deviations, curves and gains, each once.
 
-Numbers behind figures and tables: final accuracy a domain, and curves over epochs.
-
-Numbers for drawings, from records: curves over rounds, gains, and rounds until an accuracy.
+A `ScoreTable` is built once from the lines of `metrics.jsonl`. The printed table, its JSON,
+`curves.png`, the report, and the tables and figures of the paper all ask it, so they agree.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from fedbn.core.best_round import best_round, validation
+from fedbn.core.best_round import Validation, best_round, validation
 
-Record = Mapping[str, Any]
+Records = Sequence[Mapping[str, Any]]
+Report = Literal["last", "best"]
 MEAN = "mean"
+_POOLED = "all"  # the client that holds everybody's data
+
+
+class Measure(NamedTuple):
+    """What was measured, and on which data."""
+
+    split: str
+    metric: str
+
+
+ACCURACY = Measure("test", "accuracy")
+LOSS = Measure("train", "loss")
+LOSS_SEEN = Measure("train", "training_loss")
+_SCALE = {"accuracy": 100}  # shown in per cent
+
+
+class Key(NamedTuple):
+    """A method in one setting."""
+
+    method: str
+    setting: str
+
+    @property
+    def label(self) -> str:
+        """The method, and the setting where there are several.
+
+        Examples:
+            >>> Key("fedbn", "default").label, Key("fedprox", "mu=0.1").label
+            ('fedbn', 'fedprox (mu=0.1)')
+        """
+        return self.method if self.setting == "default" else f"{self.method} ({self.setting})"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mean and sample standard deviation over seeds, in per cent."""
+    """Mean and sample standard deviation over seeds; of one seed there is no deviation."""
 
     mean: float
     std: float | None
     seeds: int
 
+    @classmethod
+    def of(cls, values: Collection[float]) -> Cell:
+        """Take the mean and the sample deviation of one value a seed.
+
+        Examples:
+            >>> str(Cell.of([50.0, 70.0])), str(Cell.of([50.0]))
+            ('60.0 ± 14.1', '50.0')
+        """
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), std, len(values))
+
+    @property
+    def spread(self) -> float:
+        """The deviation as it is drawn: 0 for one seed."""
+        return self.std or 0.0
+
     def __str__(self) -> str:
         return f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f} ± {self.std:.1f}"
+
+
+Scores = Mapping[str, Mapping[int, float]]
+"""By column, `mean` among them: a value a seed."""
+ByRound = Mapping[int, Mapping[str, float]]
+"""By round: what each column came to, and `mean` where none is missing."""
+
+
+@dataclass(frozen=True)
+class History:
+    """One method, setting and seed.
+
+    Attributes:
+        columns: By split, those that have a value in a whole round.
+        numbers: What was measured, accuracies in per cent.
+        validation: The clients' validation accuracies, which choose the best round.
+    """
+
+    columns: Mapping[str, frozenset[str]]
+    numbers: Mapping[Measure, ByRound]
+    validation: Validation
+
+    @classmethod
+    def of(cls, records: Records) -> History:
+        """Read the records of one job."""
+        clients = frozenset(r["client"] for r in records) - {_POOLED}
+        pooled: dict[str, set[str]] = defaultdict(set)
+        found: dict[Measure, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        for r in records:
+            if r["client"] == _POOLED:
+                pooled[r["split"]].add(r["domain"])
+            if r["value"] is not None:
+                found[Measure(r["split"], r["metric"])][r["round"]][_column(r)] = r["value"]
+        columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
+        numbers = {
+            measure: _averaged(by_round, _expected(measure, columns), _SCALE.get(measure.metric, 1))
+            for measure, by_round in found.items()
+        }
+        return cls(columns, numbers, validation(records))
+
+    def by_domain(self, domains: Mapping[str, str]) -> History:
+        """The same with a column a domain, the mean of its clients."""
+        columns = {split: frozenset(domains[c] for c in own) for split, own in self.columns.items()}
+        numbers = {}
+        for measure, by_round in self.numbers.items():
+            whole: dict[str, set[str]] = defaultdict(set)
+            for column in _expected(measure, self.columns):
+                whole[domains[column]].add(column)
+            grouped = {n: _grouped(values, domains, whole) for n, values in by_round.items()}
+            numbers[measure] = _averaged(grouped, _expected(measure, columns))
+        return replace(self, columns=columns, numbers=numbers)
+
+    def shown(self, report: Report) -> Mapping[str, float]:
+        """Test accuracy at the round that is reported: the last, or the best by validation."""
+        found = self.numbers.get(ACCURACY, {})
+        round = best_round(self.validation) if report == "best" else max(found, default=0)
+        return found.get(round, {})
+
+    def valid(self, report: Report) -> float:
+        """The mean validation accuracy at that round."""
+        rounds = self.validation
+        round = best_round(rounds) if report == "best" else max(rounds, default=0)
+        return statistics.fmean(rounds.get(round, [0.0]))
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The records of a run, as numbers.
+
+    Attributes:
+        columns: Clients in the federation's order; or domains, where all data is pooled.
+        seeds: In the order of the records.
+        rounds: The last round that a record tells of.
+        domains: Of each column.
+        histories: By method and setting, by seed.
+    """
+
+    columns: tuple[str, ...]
+    seeds: tuple[int, ...]
+    rounds: int
+    domains: Mapping[str, str]
+    histories: Mapping[Key, Mapping[int, History]]
+
+    @classmethod
+    def of(cls, records: Records) -> ScoreTable:
+        """Read records once."""
+        jobs: dict[Key, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        for r in records:
+            jobs[Key(r["method"], r["setting"])][r["seed"]].append(r)
+        tests = [r for r in records if r["split"] == ACCURACY.split]
+        clients = dict.fromkeys(r["client"] for r in tests if r["client"] == _column(r))
+        return cls(
+            columns=tuple(clients or dict.fromkeys(map(_column, tests))),
+            seeds=tuple(dict.fromkeys(r["seed"] for r in records)),
+            rounds=max((r["round"] for r in records), default=0),
+            domains={_column(r): r["domain"] for r in [*records, *tests]},
+            histories={
+                key: {seed: History.of(own) for seed, own in seeds.items()}
+                for key, seeds in jobs.items()
+            },
+        )
+
+    def by_domain(self) -> ScoreTable:
+        """The same with a column a domain, the mean of its clients; the mean is over domains."""
+        histories = {
+            key: {seed: one.by_domain(self.domains) for seed, one in seeds.items()}
+            for key, seeds in self.histories.items()
+        }
+        columns = tuple(dict.fromkeys(self.domains[column] for column in self.columns))
+        return replace(self, columns=columns, histories=histories)
+
+    def scores(self, report: Report = "last") -> dict[Key, Scores]:
+        """Test accuracy in per cent of each method and setting.
+
+        Args:
+            report: At the last round, or at the one with the best mean validation accuracy.
+        """
+        found: dict[Key, Scores] = {}
+        for key, seeds in self.histories.items():
+            by_column: dict[str, dict[int, float]] = defaultdict(dict)
+            for seed, history in seeds.items():
+                for column, value in history.shown(report).items():
+                    by_column[column][seed] = value
+            found[key] = dict(by_column)
+        return found
+
+    def curves(
+        self, column: str, measure: Measure = ACCURACY, keys: Iterable[Key] | None = None
+    ) -> list[Curve]:
+        """A number over rounds in one column, or on average: a curve a method and setting."""
+        chosen = self.histories if keys is None else keys
+        found = {key: self._values(key, column, measure) for key in chosen}
+        return [_curve(key.label, by_round) for key, by_round in found.items() if by_round]
+
+    def _values(self, key: Key, column: str, measure: Measure) -> dict[int, list[float]]:
+        found: dict[int, list[float]] = defaultdict(list)
+        for history in self.histories.get(key, {}).values():
+            for round, values in history.numbers.get(measure, {}).items():
+                if column in values:
+                    found[round].append(values[column])
+        return found
+
+
+def _column(record: Mapping[str, Any]) -> str:
+    """Where a record belongs: to its client, or to its domain for pooled data."""
+    return str(record["domain"] if record["client"] == _POOLED else record["client"])
+
+
+def _expected(measure: Measure, columns: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Who must be there for a mean; the loss seen in training is of those who took part."""
+    return frozenset() if measure == LOSS_SEEN else columns[measure.split]
+
+
+def _averaged(by_round: ByRound, whole: frozenset[str], scale: float = 1) -> ByRound:
+    """Add the mean to whole rounds: that of some clients is not comparable with that of all."""
+    found: dict[int, dict[str, float]] = {}
+    for round, values in by_round.items():
+        found[round] = {column: scale * value for column, value in values.items()}
+        if values and whole <= values.keys():
+            found[round][MEAN] = scale * statistics.fmean(values.values())
+    return found
+
+
+def _grouped(
+    values: Mapping[str, float], domains: Mapping[str, str], whole: Mapping[str, set[str]]
+) -> dict[str, float]:
+    parts: dict[str, list[float]] = defaultdict(list)
+    for column, value in values.items():
+        if column != MEAN and whole.get(domains[column], set()) <= values.keys():
+            parts[domains[column]].append(value)
+    return {domain: statistics.fmean(own) for domain, own in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -40,9 +258,14 @@ class Row:
     cells: dict[str, Cell]
 
     @property
+    def key(self) -> Key:
+        """The method and the setting."""
+        return Key(self.method, self.setting)
+
+    @property
     def label(self) -> str:
         """The method, and the setting where there are several."""
-        return self.method if self.setting == "default" else f"{self.method} ({self.setting})"
+        return self.key.label
 
 
 @dataclass(frozen=True)
@@ -55,201 +278,78 @@ class Summary:
     remarks: tuple[str, ...] = ()
 
 
-def summarize(
-    records: Sequence[Record],
-    report: Literal["last", "best"] = "last",
-    choose_setting: bool = False,
-) -> Summary:
+def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool = False) -> Summary:
     """Summarise test accuracy.
 
     Args:
-        records: The lines of `metrics.jsonl`.
+        table: The run's numbers.
         report: The last round, or the one with the best mean validation accuracy.
         choose_setting: Keep, of each method, the setting best on validation data (a mu by grid).
     """
-    runs = _by_run(records)
-    columns = _columns(records)
-    cells: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for (method, setting, _), own in runs.items():
-        for column, value in _scores(own, report).items():
-            cells[method, setting][column].append(100 * value)
-    remarks: list[str] = []
-    kept = list(cells)
+    scores = table.scores(report)
+    kept, remarks = [key for key, own in scores.items() if own], list[str]()
     if choose_setting:
-        kept = _chosen(runs, kept, report, remarks)
-    rows = tuple(Row(m, s, {c: _cell(v) for c, v in cells[m, s].items()}) for m, s in kept)
-    seeds = tuple(dict.fromkeys(record["seed"] for record in records))
-    return Summary((*columns, MEAN), rows, seeds, tuple(remarks))
-
-
-def scores_by_seed(
-    records: Iterable[Record], report: Literal["last", "best"] = "last"
-) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
-    """Test accuracy in per cent: of a method and setting, of a seed, of a column.
-
-    Args:
-        records: The lines of `metrics.jsonl`.
-        report: The last round, or the one with the best mean validation accuracy.
-    """
-    found: dict[tuple[str, str], dict[int, dict[str, float]]] = defaultdict(dict)
-    for (method, setting, seed), own in _by_run(records).items():
-        scores = _scores(own, report)
-        found[method, setting][seed] = {column: 100 * v for column, v in scores.items()}
-    return dict(found)
-
-
-def _by_run(records: Iterable[Record]) -> dict[tuple[str, str, int], list[Record]]:
-    runs: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for record in records:
-        runs[record["method"], record["setting"], record["seed"]].append(record)
-    return runs
-
-
-def _columns(records: Iterable[Record]) -> tuple[str, ...]:
-    """Clients in the federation's order; pooled data is shown in the columns of its domains."""
-    tests = [r for r in records if r["split"] == "test"]
-    clients = dict.fromkeys(r["client"] for r in tests if not _pooled(r))
-    domains = dict.fromkeys(r["domain"] for r in tests if _pooled(r))
-    return tuple(clients) if clients else tuple(domains)
-
-
-def _pooled(record: Record) -> bool:
-    return bool(record["client"] == "all" and record["domain"] != "all")
-
-
-def _scores(own: Sequence[Record], report: str) -> dict[str, float]:
-    """Test accuracy a column, and their mean, at the round reported."""
-    tests = [r for r in own if (r["split"], r["metric"]) == ("test", "accuracy")]
-    tests = [r for r in tests if r["value"] is not None]
-    if not tests:
-        return {}
-    round = best_round(validation(own)) if report == "best" else tests[-1]["round"]
-    at = {
-        (r["domain"] if _pooled(r) else r["client"]): r["value"]
-        for r in tests
-        if r["round"] == round
-    }
-    unscored = {r["client"] for r in own if r["client"] != "all"} - at.keys()
-    if unscored or not at:
-        return at  # a mean without one of the clients would not be that of the others
-    return {**at, MEAN: statistics.fmean(at.values())}
-
-
-def _chosen(
-    runs: Mapping[tuple[str, str, int], Sequence[Record]],
-    rows: Sequence[tuple[str, str]],
-    report: str,
-    remarks: list[str],
-) -> list[tuple[str, str]]:
-    """Of each method, the setting with the highest validation accuracy over all seeds."""
-    kept = []
-    for method in dict.fromkeys(method for method, _ in rows):
-        own = [setting for m, setting in rows if m == method]
-        score = {setting: _valid_score(runs, method, setting, report) for setting in own}
-        best = max(own, key=lambda setting: score[setting])
-        kept.append((method, best))
-        if len(own) > 1:
-            remarks.append(f"{method}: {best} chosen on validation data from {', '.join(own)}")
-    return kept
-
-
-def _valid_score(
-    runs: Mapping[tuple[str, str, int], Sequence[Record]], method: str, setting: str, report: str
-) -> float:
-    found = []
-    for (m, s, _), own in runs.items():
-        if (m, s) == (method, setting):
-            scores = validation(own)
-            round = best_round(scores) if report == "best" else max(scores, default=0)
-            found.append(statistics.fmean(scores.get(round, [0.0])))
-    return statistics.fmean(found)
-
-
-def _cell(values: Sequence[float]) -> Cell:
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Cell(statistics.fmean(values), std, len(values))
-
-
-Scores = dict[tuple[str, str], dict[str, dict[int, float]]]
-"""Accuracy in per cent: of a method and setting, of a domain, of a seed."""
-
-
-class Line(NamedTuple):
-    """A line with its spread: mean and standard deviation over seeds."""
-
-    x: list[float]
-    mean: list[float]
-    std: list[float]
-
-
-def domain_scores(records: Sequence[Record], report: Literal["last", "best"] = "last") -> Scores:
-    """Final test accuracy of each domain, the mean over its clients, and `mean` over domains."""
-    domains = {r["client"]: r["domain"] for r in records if r["split"] == "test"}
-    found: Scores = {}
-    for key, by_seed in scores_by_seed(records, report).items():
-        mine: dict[str, dict[int, float]] = defaultdict(dict)
-        for seed, by_client in by_seed.items():
-            parts: dict[str, list[float]] = defaultdict(list)
-            for client, value in by_client.items():
-                if client != MEAN:
-                    parts[domains.get(client, client)].append(value)
-            scores = {domain: statistics.fmean(values) for domain, values in parts.items()}
-            if scores:
-                mine[MEAN][seed] = statistics.fmean(scores.values())
-            for domain, value in scores.items():
-                mine[domain][seed] = value
-        found[key] = {d: mine[d] for d in [*(d for d in mine if d != MEAN), MEAN] if d in mine}
-    return found
-
-
-def curves(
-    records: Iterable[Record], metric: str, split: str, epochs: Mapping[str, int]
-) -> dict[tuple[str, str, str], Line]:
-    """Curves over epochs by method, setting and domain, with `mean` over domains.
-
-    Args:
-        records: The lines of `metrics.jsonl`.
-        metric: `training_loss` or `accuracy`.
-        split: `train` or `test`.
-        epochs: Local epochs a round, by setting.
-    """
-    values: dict[tuple[str, str, str], dict[int, dict[int, list[float]]]] = defaultdict(
-        lambda: defaultdict(lambda: defaultdict(list))
+        kept, remarks = _choose(table, kept, report)
+    rows = tuple(
+        Row(*key, {name: Cell.of(seeds.values()) for name, seeds in scores[key].items()})
+        for key in kept
     )
-    for r in records:
-        if r["metric"] == metric and r["split"] == split and r["value"] is not None:
-            for domain in (r["domain"], MEAN):
-                values[r["method"], r["setting"], domain][r["round"]][r["seed"]].append(r["value"])
-    return {key: _line(by_round, epochs.get(key[1], 1)) for key, by_round in values.items()}
+    return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks))
 
 
-def spread(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 for one value."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def _line(by_round: Mapping[int, Mapping[int, Sequence[float]]], epochs: int) -> Line:
-    line = Line([], [], [])
-    for round in sorted(by_round):
-        seeds = [statistics.fmean(parts) for parts in by_round[round].values()]
-        line.x.append(round * epochs)
-        line.mean.append(statistics.fmean(seeds))
-        line.std.append(spread(seeds))
-    return line
-
-
-Key = tuple[str, str]  # method and setting
-_Values = dict[Key, dict[int, list[float]]]  # round -> values over seeds
+def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[list[Key], list[str]]:
+    """Of each method, the setting with the highest validation accuracy over all seeds."""
+    scores = {
+        key: statistics.fmean(one.valid(report) for one in table.histories[key].values())
+        for key in keys
+    }
+    kept, remarks = [], []
+    for method in dict.fromkeys(key.method for key in keys):
+        own = [key for key in keys if key.method == method]
+        kept.append(best := max(own, key=lambda key: scores[key]))
+        if len(own) > 1:
+            settings = ", ".join(key.setting for key in own)
+            remarks.append(f"{method}: {best.setting} chosen on validation data from {settings}")
+    return kept, remarks
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over rounds: its mean over seeds, and their standard deviation (0 for one seed)."""
+    """A number over rounds (or epochs): its mean over seeds and their deviation, 0 for one seed."""
 
     label: str
-    rounds: tuple[int, ...]
+    x: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def over(self, epochs: int, label: str) -> Curve:
+        """The same over epochs, so many a round, under another name."""
+        return replace(self, label=label, x=tuple(round * epochs for round in self.x))
+
+    @property
+    def band(self) -> tuple[list[float], list[float]]:
+        """One deviation below the mean, and one above."""
+        pairs = list(zip(self.mean, self.std, strict=True))
+        return [m - s for m, s in pairs], [m + s for m, s in pairs]
+
+
+def _curve(label: str, by_round: Mapping[int, Sequence[float]]) -> Curve:
+    rounds = sorted(by_round)
+    cells = [Cell.of(by_round[round]) for round in rounds]
+    return Curve(label, tuple(rounds), tuple(c.mean for c in cells), tuple(c.spread for c in cells))
+
+
+def reached(curves: Iterable[Curve], target: float) -> dict[str, int | None]:
+    """The first round at which each curve is at a target; None where it never is.
+
+    Examples:
+        >>> reached([Curve("fedbn", (1, 2), (50.0, 90.0), (0, 0))], 80)
+        {'fedbn': 2}
+    """
+    return {
+        c.label: next((r for r, m in zip(c.x, c.mean, strict=True) if m >= target), None)
+        for c in curves
+    }
 
 
 @dataclass(frozen=True)
@@ -262,13 +362,12 @@ class Gain:
     @property
     def mean(self) -> float:
         """The mean over seeds."""
-        return statistics.fmean(self.by_seed.values())
+        return Cell.of(self.by_seed.values()).mean
 
     @property
     def std(self) -> float:
         """The sample standard deviation over seeds; 0 for one seed."""
-        values = list(self.by_seed.values())
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        return Cell.of(self.by_seed.values()).spread
 
 
 @dataclass(frozen=True)
@@ -281,104 +380,28 @@ class Duel:
     mean: Gain | None
 
 
-def accuracy_curves(records: Iterable[Record], rows: Sequence[Row]) -> dict[str, list[Curve]]:
-    """Test accuracy in per cent over rounds: of the mean first, then of each client."""
-    panels: dict[str, _Values] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    at: dict[tuple[Key, int, int], list[float]] = defaultdict(list)
-    for r in records:
-        if r["split"] == "test" and r["metric"] == "accuracy" and r["value"] is not None:
-            key, value = (r["method"], r["setting"]), 100 * r["value"]
-            panels[column(r)][key][r["round"]].append(value)
-            at[key, r["seed"], r["round"]].append(value)
-    means = _complete_means(at)
-    found = {MEAN: _curves(means, rows), **{c: _curves(v, rows) for c, v in panels.items()}}
-    return {name: curves for name, curves in found.items() if curves}
+def gains(new: Scores, old: Scores) -> dict[str, Gain]:
+    """What one method gains over another in each column, for the seeds that both have."""
+    found = {}
+    for name in (name for name in new if name in old):
+        both = [seed for seed in new[name] if seed in old[name]]
+        found[name] = Gain(name, {seed: new[name][seed] - old[name][seed] for seed in both})
+    return {name: gain for name, gain in found.items() if gain.by_seed}
 
 
-def loss_curves(records: Iterable[Record], rows: Sequence[Row], metric: str) -> list[Curve]:
-    """The mean loss of the clients on their training data, over rounds.
-
-    Args:
-        records: The lines of `metrics.jsonl`.
-        rows: Which methods and settings.
-        metric: `training_loss`, seen while training; or `loss`, scored after a round.
-    """
-    at: dict[tuple[Key, int, int], list[float]] = defaultdict(list)
-    for r in records:
-        if r["split"] == "train" and r["metric"] == metric and r["value"] is not None:
-            at[(r["method"], r["setting"]), r["seed"], r["round"]].append(r["value"])
-    means: _Values = defaultdict(lambda: defaultdict(list))
-    for (key, _, round), values in at.items():
-        means[key][round].append(statistics.fmean(values))
-    return _curves(means, rows)
-
-
-def column(record: Record) -> str:
-    """Where a record belongs: to its client, or to its domain for pooled data."""
-    return str(record["domain"] if record["client"] == "all" else record["client"])
-
-
-def duel(
-    records: Sequence[Record], summary: Summary, report: Literal["last", "best"] = "last"
-) -> Duel | None:
+def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel | None:
     """Compare FedBN with FedAvg, or what comes nearest to both; None where one is not there."""
-    new, old = (_row(summary, name) for name in ("fedbn", "fedavg"))
+    new, old = (_nearest(summary, name) for name in ("fedbn", "fedavg"))
     if new is None or old is None:
         return None
-    scores = scores_by_seed(records, report)
-    a, b = (scores[row.method, row.setting] for row in (new, old))
-    apart: dict[str, dict[int, float]] = defaultdict(dict)
-    for seed in (seed for seed in a if seed in b):
-        for name in a[seed].keys() & b[seed].keys():
-            apart[name][seed] = a[seed][name] - b[seed][name]
-    gains = {name: Gain(name, apart[name]) for name in summary.columns if name in apart}
-    mean = gains.pop(MEAN, None)
-    return Duel(new.label, old.label, tuple(gains.values()), mean) if gains else None
+    scores = table.scores(report)
+    known = gains(scores[new.key], scores[old.key])
+    mean = known.get(MEAN)
+    found = tuple(known[name] for name in summary.columns if name in known and name != MEAN)
+    return Duel(new.label, old.label, found, mean) if found else None
 
 
-def reached(curves: Iterable[Curve], target: float) -> dict[str, int | None]:
-    """The first round at which each curve is at a target; None where it never is.
-
-    Examples:
-        >>> reached([Curve("fedbn", (1, 2), (50.0, 90.0), (0, 0))], 80)
-        {'fedbn': 2}
-    """
-    return {
-        c.label: next((r for r, m in zip(c.rounds, c.mean, strict=True) if m >= target), None)
-        for c in curves
-    }
-
-
-def _row(summary: Summary, name: str) -> Row | None:
+def _nearest(summary: Summary, name: str) -> Row | None:
     exact = [row for row in summary.rows if row.method == name]
     near = [row for row in summary.rows if row.method.startswith(f"{name}+")]
     return next(iter([*exact, *near]), None)
-
-
-def _complete_means(at: Mapping[tuple[Key, int, int], Sequence[float]]) -> _Values:
-    """Means over clients, of rounds that scored all of them: another mean is not comparable."""
-    most: dict[tuple[Key, int], int] = defaultdict(int)
-    for (key, seed, _), values in at.items():
-        most[key, seed] = max(most[key, seed], len(values))
-    means: _Values = defaultdict(lambda: defaultdict(list))
-    for (key, seed, round), values in at.items():
-        if len(values) == most[key, seed]:
-            means[key][round].append(statistics.fmean(values))
-    return means
-
-
-def _curves(
-    values: Mapping[Key, Mapping[int, Sequence[float]]], rows: Sequence[Row]
-) -> list[Curve]:
-    return [
-        _curve(row.label, values[row.method, row.setting])
-        for row in rows
-        if (row.method, row.setting) in values
-    ]
-
-
-def _curve(label: str, by_round: Mapping[int, Sequence[float]]) -> Curve:
-    rounds = tuple(sorted(by_round))
-    found = [by_round[round] for round in rounds]
-    std = tuple(statistics.stdev(v) if len(v) > 1 else 0.0 for v in found)
-    return Curve(label, rounds, tuple(map(statistics.fmean, found)), std)

@@ -1,21 +1,22 @@
-"""What differs between two configurations or environments, key by key.
+"""Two runs, or two methods of one run: what differs, and which differences are noise.
 
-Two runs, or two methods of one run: what differs, and which differences are noise.
-
-A comparison in words: the cells of its tables, and the whole as Markdown.
+Configurations and environments are compared key by key, scores by paired tests over seeds; the
+whole can be had as values, as cells of a table, and as Markdown.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fedbn.errors import ConfigError, unknown
-from fedbn.results.aggregate import MEAN, Record, Row, scores_by_seed, summarize
+from fedbn.results.aggregate import MEAN, Records, Report, Row, ScoreTable, summarize
 from fedbn.results.paired_tests import FEWEST_RANKS, LEVEL, Paired, holm, paired
-from fedbn.text import harmless, table
+from fedbn.text import counted, harmless, table
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,20 @@ class Side:
     """
 
     name: str
-    records: Sequence[Record]
+    records: Records
     config: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def scores(self) -> ScoreTable:
+        """The records as numbers."""
+        return ScoreTable.of(self.records)
+
+    @property
+    def report(self) -> Report:
+        """Which round counts."""
+        found: Report = self.config.get("evaluation", {}).get("report", "last")
+        return found
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ def _named(methods: Sequence[str]) -> tuple[str | None, str | None]:
 def _rows(side: Side, name: str | None) -> list[Row]:
     """The rows of a run's table: all, or those of a method, or the one of a method and setting."""
     choose = isinstance(side.config.get("method", {}).get("mu"), list)
-    rows = list(summarize(side.records, _report(side), choose_setting=choose).rows)
+    rows = list(summarize(side.scores, side.report, choose_setting=choose).rows)
     if not any(row.cells for row in rows):
         raise ConfigError(f"{side.name}: no test accuracy yet; nothing to compare")
     if name is None:
@@ -177,38 +189,30 @@ def _rows(side: Side, name: str | None) -> list[Row]:
     return found
 
 
-def _report(side: Side) -> Any:
-    return side.config.get("evaluation", {}).get("report", "last")
-
-
 def _alone(row: Row, rows: Iterable[Row]) -> bool:
     return sum(other.method == row.method for other in rows) == 1
 
 
 def _pair(a: Side, b: Side, row_a: Row, row_b: Row) -> Pair:
-    scores = [
-        scores_by_seed(side.records, _report(side))[row.method, row.setting]
-        for side, row in ((a, row_a), (b, row_b))
-    ]
-    seeds = [seed for seed in scores[0] if seed in scores[1]]
+    scores = [side.scores.scores(side.report)[row.key] for side, row in ((a, row_a), (b, row_b))]
+    known = [side.scores.histories[row.key] for side, row in ((a, row_a), (b, row_b))]
+    seeds = [seed for seed in known[0] if seed in known[1]]
     if not seeds:
-        raise ConfigError(f"{row_a.label}: no seed in common: {_both(a, b, *scores)}")
+        raise ConfigError(f"{row_a.label}: no seed in common: {_both(a, b, *known)}")
     clients = [client for client in row_a.cells if client in row_b.cells]
     if not set(clients) - {MEAN}:
         raise ConfigError(f"no client in common: {_both(a, b, row_a.cells, row_b.cells)}")
-    tests = {client: _tested(client, seeds, *scores) for client in clients}
-    known = {client: found for client, found in tests.items() if found}
-    return Pair(row_a.label, row_b.label, tuple(seeds), _lines(known))
+    tests = {client: _tested(*(own[client] for own in scores)) for client in clients}
+    found = {client: test for client, test in tests.items() if test}
+    return Pair(row_a.label, row_b.label, tuple(seeds), _lines(found))
 
 
-def _tested(
-    client: str, seeds: Sequence[int], a: Mapping[int, Any], b: Mapping[int, Any]
-) -> tuple[float, float, Paired] | None:
-    pairs = [(a[s][client], b[s][client]) for s in seeds if client in a[s] and client in b[s]]
-    if not pairs:
+def _tested(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float, Paired] | None:
+    both = [seed for seed in a if seed in b]
+    if not both:
         return None
-    first, second = ([pair[i] for pair in pairs] for i in (0, 1))
-    return sum(first) / len(first), sum(second) / len(second), paired(first, second)
+    first, second = ([own[seed] for seed in both] for own in (a, b))
+    return statistics.fmean(first), statistics.fmean(second), paired(first, second)
 
 
 def _lines(tests: Mapping[str, tuple[float, float, Paired]]) -> tuple[Line, ...]:
@@ -243,7 +247,7 @@ def _doubts(pairs: Iterable[Pair]) -> list[str]:
         few = len(pair.seeds)
         if few < FEWEST_RANKS:
             found.append(
-                f"{few} {'seed' if few == 1 else 'seeds'} in common: a true difference smaller "
+                f"{counted(few, 'seed')} in common: a true difference smaller "
                 "than its interval is called noise; more seeds tell more"
             )
         found += [

@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedbn.results.figures import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
-
+from fedbn.results import BLUE, GREEN, VERMILION
+from fedbn.results.figures import headed, plain, saved, styled
 
 LINES: dict[str, tuple[str, Any]] = {
-    "red": ("#D55E00", "-"),
-    "green": ("#009E73", (0, (4, 1.2))),
-    "blue": ("#0072B2", (0, (1, 1))),
+    "red": (VERMILION, "-"),
+    "green": (GREEN, (0, (4, 1.2))),
+    "blue": (BLUE, (0, (1, 1))),
 }
-"""Okabe and Ito's colours, and a line style each, for whoever cannot tell the colours apart."""
-
-
-STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.linewidth": 0.6,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 6.5,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedbn",
-}
-
-
+"""A colour and a line style each, for whoever cannot tell the colours apart."""
+_STYLE = {"axes.grid": False, "axes.linewidth": 0.6, "font.size": 7.5,
+          "xtick.labelsize": 6.5, "ytick.labelsize": 7, "legend.fontsize": 6.5}  # fmt: skip
 MOST_CLIENTS, MOST_CLASSES = 10, 20
 LONGEST_NAME, LONGEST_LINE, FLAT_SIGNS = 18, 110, 24
 """Signs of a name and of a line; names of so few signs together need no slant."""
@@ -53,7 +32,7 @@ INCHES_A_SIGN = 0.056
 
 
 def draw_data(survey: Mapping[str, Any], file: Path) -> Path:
-    """Draw a survey (`fedbn.data._view.survey`) as PNG or SVG, by the name of the file.
+    """Draw a survey (`fedbn.data.survey.survey`) as PNG or SVG, by the name of the file.
 
     Args:
         survey: The plain dict.
@@ -65,18 +44,13 @@ def draw_data(survey: Mapping[str, Any], file: Path) -> Path:
     some = _some(survey)
     shown = len(some["clients"])
     heights = [shown * ROW + 0.75, shown * CELL + 1.0]
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        # A script that the font does not have becomes boxes.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure = Figure(figsize=(WIDTH, sum(heights) + 0.25), layout="constrained")
+    with styled(_STYLE):
+        figure = Figure(figsize=(WIDTH, sum(heights) + 0.25))
         figure.suptitle(_title(survey, shown), fontsize=8, x=0.01, ha="left")
         parts: Any = figure.subfigures(2, 1, height_ratios=heights)
         _draw_clients(parts[0], some)
         _draw_matrices(parts[1], some)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if file.suffix == ".svg" else None
-        figure.savefig(file, dpi=220, metadata=metadata)
-    return file
+        return saved(figure, file, kinds=[file.suffix])[0]
 
 
 def _some(survey: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,8 +91,8 @@ def _draw_clients(figure: SubFigure, survey: Mapping[str, Any]) -> None:
             _draw_examples(grid[row, 0], pictures[row], columns)
         grid[row, 0].set_ylabel(_short(name), rotation=0, ha="right", va="center")
     if pictures:
-        grid[0, 0].set_title("a  Examples")
-    grid[0, -1].set_title("b  Pixel values" if pictures else "a  Values")
+        headed(grid[0, 0], "a  Examples")
+    headed(grid[0, -1], "b  Pixel values" if pictures else "a  Values")
     grid[-1, -1].set_xlabel(f"value, in up to {survey['samples']} samples\n(cube-root scale)")
     _legend(figure, survey["histograms"])
 
@@ -177,10 +151,10 @@ def _draw_matrices(figure: SubFigure, survey: Mapping[str, Any]) -> None:
     ]
     _draw_matrix(counts, train, texts, names, survey["classes"][:classes], inches[0])
     some = "" if classes == len(survey["classes"]) else f" (first {classes} classes)"
-    counts.set_title(f"{letter[0]}  Training + test samples a class{some}")
+    headed(counts, f"{letter[0]}  Training + test samples a class{some}")
     far = np.asarray(survey["distances"])
     _draw_matrix(apart, far, [[f"{d:.2f}" for d in row] for row in far], names, names, inches[1])
-    apart.set_title(f"{letter[1]}  Fréchet distance")
+    headed(apart, f"{letter[1]}  Fréchet distance")
     apart.set_xlabel("diagonal: halves\nof one client")
 
 
@@ -206,13 +180,5 @@ def _draw_matrix(
     size = min(5.8, 5.8 * inches / len(columns) / (INCHES_A_SIGN * longest))
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
-            dark = values[row][column] > 0.75 * top
-            axes.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                fontsize=size,
-                color="white" if dark else "black",
-            )
+            colour = "white" if values[row][column] > 0.75 * top else "black"
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)

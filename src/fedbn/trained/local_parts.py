@@ -1,13 +1,8 @@
-r"""How far a new site lies from the known ones, told from BatchNorm statistics alone.
+"""Local parts: how far sites lie apart, adapted sites on disk, and a bench to try parts out.
 
-Two sites are compared layer by layer. For a channel with means m, m′ and standard deviations
-s, s′ of what the layer is given,
-
-\[ d^2 = \frac{(m - m')^2 + (s - s')^2}{(s^2 + s'^2) / 2 + \epsilon}; \]
-
-a layer's d² is the mean over its channels, the distance of two sites the root of the mean over
-layers. 0 means alike; at 1 they differ by as much as their own values spread. No site's data is
-needed: the known sites' statistics are in the run.
+The distance of two sites is told from BatchNorm statistics alone: the root of the mean over layers
+of a layer's d² (`layer_distance`). No site's data is needed: the known sites' statistics are in the
+run.
 
 Adapted sites on disk: what is a new site's own, beside the run it was made from.
 
@@ -19,8 +14,6 @@ RUN/adapted/METHOD/SETTING/seed-S/SITE/
 
 The manifest is replaced as a whole and names its file, so a kill leaves the old site or the new
 one. A site belongs to one shared part: where the run has gone on since, it is refused.
-
-Where local parts are tried out: of one client or the mean of all, with any statistics.
 """
 
 from __future__ import annotations
@@ -53,8 +46,10 @@ if TYPE_CHECKING:
     from fedbn.trained.trained_run import Trained
 
 
-Layers = Sequence[tuple[Tensor, Tensor]]
-"""Mean and variance of each layer that tracks them."""
+Statistics = tuple[Tensor, Tensor]
+"""Mean and variance of what a layer is given, by channel."""
+Layers = Sequence[Statistics]
+"""Those of each layer that tracks them."""
 _EPSILON = 1e-5
 FAR = 1.5
 FEW = 32
@@ -103,7 +98,7 @@ def distance(one: Layers, other: Layers) -> float:
         >>> round(distance(here, there), 3), distance(here, here)
         (2.0, 0.0)
     """
-    squares = [_layer(*a, *b) for a, b in zip(one, other, strict=True)]
+    squares = [float(layer_distance(a, b)) ** 2 for a, b in zip(one, other, strict=True)]
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
@@ -114,10 +109,20 @@ def distances(new: Layers, known: Mapping[str, Layers]) -> Distances:
     return Distances({name: far for far, name in to}, max(pairs, default=None))
 
 
-def _layer(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor) -> float:
-    m, v, n, w = (t.double() for t in (mean, var, other_mean, other_var))
+def layer_distance(one: Statistics, other: Statistics) -> Tensor:
+    r"""Compute the distance of two sites in a layer; rows of statistics give a distance a row.
+
+    The Fréchet distance of two Gaussians a channel, in units of their common deviation:
+
+    \[ d^2 = \frac1C \sum_c \frac{(\mu_c - \mu'_c)^2 + (\sigma_c - \sigma'_c)^2}
+                            {(\sigma_c^2 + \sigma_c'^2) / 2 + \epsilon} \]
+
+    0 means alike; at 1 they differ by as much as their own values spread. As in BatchNorm itself,
+    ε keeps a channel that is constant at both sites from counting.
+    """
+    (m, v), (n, w) = ([t.double() for t in statistics] for statistics in (one, other))
     apart = (m - n).square() + (v.clamp(min=0).sqrt() - w.clamp(min=0).sqrt()).square()
-    return float((apart / ((v + w) / 2 + _EPSILON)).mean())
+    return (apart / ((v + w) / 2 + _EPSILON)).mean(dim=-1).sqrt()
 
 
 FORMAT = 2
