@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from fedbn.core.federation import (
 )
 from fedbn.data.arrays import common_classes, read_npz
 from fedbn.data.benchmarks import Benchmark
-from fedbn.data.file_checks import benchmark_findings, picture_findings, table_findings
+from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal, table_findings
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.storage import is_hidden, shown, subfolders
@@ -137,25 +136,6 @@ def _keys(x: Tensor) -> Iterator[bytes]:
 LAYOUTS = f"(1) pictures: {FOLDER_LAYOUT}; (2) arrays: PATH/SITE.npz; (3) tables: {TABLE_LAYOUT}"
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What lies in a folder, by kind."""
-
-    arrays: int
-    tables: int
-    sites: int
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The kinds that are there, each with a sentence; the likeliest first."""
-        found = {
-            "arrays": (self.arrays, f"arrays: {self.arrays} npz file(s), one a site"),
-            "folders": (self.sites, f"picture folders: {self.sites} site(s)"),
-            "tables": (self.tables, f"tables: {self.tables} file(s)"),
-        }
-        return {kind: text for kind, (count, text) in found.items() if count}
-
-
 def recognize(path: str | Path) -> tuple[str, str]:
     """Tell which data set reads a path, and say what it was taken for.
 
@@ -173,7 +153,7 @@ def recognize(path: str | Path) -> tuple[str, str]:
         return _file(place)
     if not place.is_dir():
         raise DataError(f"{shown(place)}: no such file or folder; expected {LAYOUTS}")
-    kinds = _content(place).kinds
+    kinds = _kinds(place)
     if not kinds:
         raise DataError(f"{shown(place)}: neither pictures, arrays nor tables; expected {LAYOUTS}")
     (kind, text), *others = kinds.items()
@@ -189,16 +169,20 @@ def _file(file: Path) -> tuple[str, str]:
     raise DataError(f"{shown(file)}: not a folder or a table; expected {LAYOUTS}")
 
 
-def _content(folder: Path) -> _Content:
+def _kinds(folder: Path) -> dict[str, str]:
+    """The kinds of data in a folder, each with a sentence; the likeliest first."""
     try:
         suffixes = [f.suffix.lower() for f in folder.iterdir() if f.is_file() and not is_hidden(f)]
     except OSError as error:
         raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
-    return _Content(
-        arrays=suffixes.count(".npz"),
-        tables=sum(suffix in SUFFIXES for suffix in suffixes),
-        sites=sum(_has_pictures(site) for site in subfolders(folder)),
-    )
+    npz, sites = suffixes.count(".npz"), sum(map(_has_pictures, subfolders(folder)))
+    rows = sum(suffix in SUFFIXES for suffix in suffixes)
+    found = {
+        "arrays": (npz, f"arrays: {npz} npz file(s), one a site"),
+        "folders": (sites, f"picture folders: {sites} site(s)"),
+        "tables": (rows, f"tables: {rows} file(s)"),
+    }
+    return {kind: text for kind, (count, text) in found.items() if count}
 
 
 def _has_pictures(site: Path) -> bool:
@@ -250,11 +234,10 @@ def examine_path(path: str | Path, options: Mapping[str, Any], readers: Readers)
 def _reported(path: str | Path) -> Iterator[list[Finding]]:
     """Collect findings, and make one of an error that is raised meanwhile."""
     found: list[Finding] = []
-    place = shown(str(path))
     try:
         yield found
     except DataError as error:
-        found.append(Finding("error", "", place, str(error).removeprefix(f"{place}: ")))
+        found.append(refusal(error, path))
     except OSError as error:
         text = f"cannot be read ({error.strerror})"
         found.append(Finding("error", "", shown(str(error.filename)), text))
@@ -273,8 +256,7 @@ def _tables(
         faults += _federation(read(str(path), **{**options, "missing": "mean"}))
     except (ConfigError, DataError) as error:
         if not before:
-            text = str(error).removeprefix(f"{shown(path)}: ")
-            faults.append(Finding("error", "", shown(path), text))
+            faults.append(refusal(error, path))
 
 
 def _array_files(folder: Path) -> Iterator[Finding]:
@@ -284,8 +266,7 @@ def _array_files(folder: Path) -> Iterator[Finding]:
             check_name(file.stem, "file name")
             common_classes({file: read_npz(file)})
         except DataError as error:
-            text = str(error).removeprefix(f"{file}: ")
-            yield Finding("error", shown(file.stem), shown(file), text)
+            yield refusal(error, file, file.stem)
 
 
 def _stopped(faults: Iterable[Finding]) -> bool:

@@ -1,11 +1,8 @@
-"""The paper's protocol for one digit data set: divide, shuffle, truncate, bring to 3×28×28.
+"""One digit domain: the paper's protocol (section 5.1) on the original files, or on a stand-in.
 
-MNIST-M made here: each MNIST digit over a patch of a photograph (Ganin et al. 2016).
-
-The original takes its patches from the photographs of BSDS500; any folder of photographs will do,
-and the result is labelled as made.
-
-One digit data set at a time: the original files, or a stand-in that says what it is.
+A data set is divided, shuffled, truncated and brought to 3×28×28. A stand-in says what it is:
+SynthDigits rendered here, or MNIST-M made of MNIST digits over patches of photographs, as Ganin et
+al. (2016) did with those of BSDS500; any folder of photographs will do.
 """
 
 from __future__ import annotations
@@ -22,14 +19,13 @@ from torch import Tensor
 
 from fedbn.core.randomness import generator, number, stratified
 from fedbn.data.digit_files import DOMAINS, Samples, Source, describe_forms, find_source
-from fedbn.data.digit_rendering import rendered
+from fedbn.data.digit_rendering import SIDE, rendered
 from fedbn.data.images import opened, watched
 from fedbn.data.storage import Arrays, Info, cached, data_root, fingerprint
 from fedbn.errors import DataError
 
 TRAIN_SIZE = 7438
 """Training samples of the smallest domain: four fifths of USPS."""
-SIDE = 28
 _TEST_SHARE = 0.2
 _PARTS_VERSION = 1
 

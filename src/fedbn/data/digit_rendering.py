@@ -1,20 +1,14 @@
-"""Fonts for rendered digits: found, checked to show digits, hashed, and drawn once into masks.
-
-The fonts inside matplotlib are on every machine that has this library, so they are the default.
-
-Draws coloured digits in the manner of Ganin's SynthDigits: numbers of one to three digits.
-
-An image is drawn in four steps: the masks of one font stand side by side, the labelled digit in
-the middle; an affine map brings the line to 28×28, cutting its neighbours off at the edges; the
-masks are blurred; background, outline and stroke get their colours and noise. All masks are drawn
-at twice the size and halved, which smooths their edges.
-
-Our own renderer of the idea of SynthDigits (Ganin et al. 2016), whose files are hard to get.
+"""Digits drawn from fonts, after the idea of SynthDigits (Ganin et al. 2016).
 
 Numbers of one to three digits in many fonts, at any place, angle and colour, blurred and noisy,
 their neighbours cut off at the edges; the label is the digit in the middle. The fonts inside
-matplotlib and a seed decide every image (for one version of Pillow, whose FreeType draws the
-glyphs). What is rendered here is not Ganin's data, and says so wherever it is shown.
+matplotlib, which are on every machine that has this library, and a seed decide every image (for one
+version of Pillow, whose FreeType draws the glyphs). What is rendered here is not Ganin's data, and
+says so wherever it is shown.
+
+An image is drawn in four steps: the masks of one font stand side by side; an affine map brings the
+line to 28×28; the masks are blurred; background, outline and stroke get their colours and noise.
+All masks are drawn at twice the size and halved, which smooths their edges.
 """
 
 from __future__ import annotations

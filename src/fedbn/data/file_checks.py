@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedbn.core.engine import cores
 from fedbn.core.federation import Finding, Severity, similar_classes
 from fedbn.data.benchmarks import Benchmark
 from fedbn.data.image_folders import Site, find_site, folder_classes
-from fedbn.data.images import DEPTH, cores, is_picture, opened, read_picture, watched
+from fedbn.data.images import DEPTH, is_picture, opened, read_picture, watched
 from fedbn.data.storage import Trouble, scan, shown, subfolders
 from fedbn.data.table_files import Table, by_site, read_table, table_files
 from fedbn.errors import ConfigError, DataError
@@ -37,6 +38,15 @@ class _Seen:
     content: str = ""
 
 
+def refusal(error: Exception, path: Path | str, site: str = "") -> Finding:
+    """Make a finding of an error about a path."""
+    return Finding("error", shown(site), shown(path), _about(error, path))
+
+
+def _about(error: Exception, path: Path | str) -> str:
+    return str(error).removeprefix(f"{shown(path)}: ")
+
+
 def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
     """Read all pictures below a folder of sites and report."""
     sites: list[Site] = []
@@ -44,8 +54,7 @@ def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
         try:
             sites.append(find_site(home))
         except DataError as error:
-            text = str(error).removeprefix(f"{shown(home)}: ")
-            yield Finding("error", shown(home.name), shown(home), text)
+            yield refusal(error, home, home.name)
     yield from _stray(root)
     yield from _left_out(sites)
     yield from _examine(_pictures(sites), folder_classes(sites), depth)
@@ -67,11 +76,9 @@ def _examine(
 ) -> Iterator[Finding]:
     with watched() as odd, ThreadPoolExecutor(cores()) as pool:
         seen = list(pool.map(lambda each: _look(each, depth), pictures))
-    yield from _about_each(seen)
     for one in seen:
-        if one.file in odd and not one.fault:
-            text = f"odd, but can be read ({odd[one.file]})"
-            yield Finding("note", one.site, shown(one.file), text)
+        for severity, text in _about_one(one, odd.get(one.file, "")):
+            yield Finding(severity, one.site, shown(one.file), text)
     yield from _about_sites(seen, classes)
     yield from (Finding("warning", "", "", text) for text in similar_classes(classes))
     yield from _twice(seen)
@@ -121,32 +128,25 @@ def _look(found: tuple[Path, str, str, str], depth: int) -> _Seen:
         values = read_picture(file, depth=depth)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except DataError as error:
-        return _Seen(file, site, part, label, fault=str(error).removeprefix(f"{shown(file)}: "))
+        return _Seen(file, site, part, label, fault=_about(error, file))
     except OSError as error:
         return _Seen(file, site, part, label, fault=f"cannot be read ({error.strerror})")
     constant = bool((values == values[0, 0]).all())
     return _Seen(file, site, part, label, "", mode, pixels, constant, digest)
 
 
-def _about_each(seen: Sequence[_Seen]) -> Iterator[Finding]:
-    tests: list[tuple[Severity, Callable[[_Seen], bool], Callable[[_Seen], str]]] = [
-        ("error", lambda one: bool(one.fault), lambda one: one.fault),
-        ("warning", lambda one: one.constant, lambda one: "all pixels are the same"),
-        (
-            "warning",
-            lambda one: one.pixels > _LARGE,
-            lambda one: f"enormous, {one.pixels / 1e6:.0f} megapixels: slow to read",
-        ),
-        (
-            "note",
-            lambda one: one.file.name != one.file.name.strip() or not one.file.name.isprintable(),
-            lambda one: "odd name: spaces at its ends or signs that cannot be printed",
-        ),
-    ]
-    for one in seen:
-        for severity, holds, text in tests:
-            if holds(one):
-                yield Finding(severity, one.site, shown(one.file), text(one))
+def _about_one(one: _Seen, odd: str) -> Iterator[tuple[Severity, str]]:
+    name = one.file.name
+    if one.fault:
+        yield "error", one.fault
+    elif odd:
+        yield "note", f"odd, but can be read ({odd})"
+    if one.constant:
+        yield "warning", "all pixels are the same"
+    if one.pixels > _LARGE:
+        yield "warning", f"enormous, {one.pixels / 1e6:.0f} megapixels: slow to read"
+    if name != name.strip() or not name.isprintable():
+        yield "note", "odd name: spaces at its ends or signs that cannot be printed"
 
 
 def _about_sites(seen: Sequence[_Seen], classes: Sequence[str]) -> Iterator[Finding]:
@@ -170,24 +170,23 @@ def _about_sites(seen: Sequence[_Seen], classes: Sequence[str]) -> Iterator[Find
 def _twice(seen: Sequence[_Seen]) -> Iterator[Finding]:
     first: dict[str, _Seen] = {}
     for one in seen:
-        if one.fault:
-            continue
-        known = first.setdefault(one.content, one)
-        if known is one:
-            continue
-        where = f"the same content as {shown(known.file)}"
-        if known.site != one.site:
-            yield Finding("warning", one.site, shown(one.file), f"{where}, at another site")
-        elif known.part != one.part:
-            text = f"{where}: {known.part} and {one.part}"
-            yield Finding("warning", one.site, shown(one.file), text)
-        elif known.label != one.label:
-            yield Finding("warning", one.site, shown(one.file), f"{where}, under another class")
-        elif one.part == "all":
-            text = f"{where}: one may be trained on and the other tested"
-            yield Finding("warning", one.site, shown(one.file), text)
-        else:
-            yield Finding("note", one.site, shown(one.file), where)
+        known = one if one.fault else first.setdefault(one.content, one)
+        if known is not one:
+            severity, text = _alike(known, one)
+            same = f"the same content as {shown(known.file)}{text}"
+            yield Finding(severity, one.site, shown(one.file), same)
+
+
+def _alike(known: _Seen, one: _Seen) -> tuple[Severity, str]:
+    if known.site != one.site:
+        return "warning", ", at another site"
+    if known.part != one.part:
+        return "warning", f": {known.part} and {one.part}"
+    if known.label != one.label:
+        return "warning", ", under another class"
+    if one.part == "all":
+        return "warning", ": one may be trained on and the other tested"
+    return "note", ""
 
 
 def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
@@ -203,13 +202,12 @@ def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
         try:
             read[shown(file.stem)] = read_table(file)
         except (ConfigError, DataError) as error:
-            text = str(error).removeprefix(f"{shown(file)}: ")
-            yield Finding("error", shown(file.stem), shown(file), text)
+            yield refusal(error, file, file.stem)
     if site is not None and len(read) == 1:
         try:
             read = by_site(next(iter(read.values())), site)
         except DataError as error:
-            yield Finding("error", "", shown(path), str(error).removeprefix(f"{shown(path)}: "))
+            yield refusal(error, path)
             return
     no_features = {site, options.get("id"), *options.get("drop", ())} - {label}
     read = {name: _without(table, no_features) for name, table in read.items()}

@@ -1,12 +1,9 @@
-"""Labelled picture files: listed by class, divided, and only then read.
-
-Pictures of one patient on both sides of a division, told by how their files are called.
-
-Your own pictures: PATH/SITE/CLASS/*.png, *.jpg, ..., with or without train/ and test/ in SITE.
+"""Pictures in folders: PATH/SITE/CLASS/*.png, *.jpg, ..., found, divided, and only then read.
 
 One client a folder SITE. The classes are all names of CLASS folders at any site, sorted; a site
 may lack some. Where a site has both train/ and test/ (and, if you like, valid/) with the class
-folders in them, that division is used; otherwise a stratified part is held out for testing.
+folders in them, that division is used; otherwise a stratified part is held out for testing. What
+looks like one patient on both sides of a division, by how files are called, is remarked on.
 """
 
 from __future__ import annotations

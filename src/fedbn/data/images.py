@@ -1,20 +1,15 @@
-"""Finding and reading pictures of any kind Pillow knows, as tensors of one size.
+"""Pictures of any kind Pillow knows as tensors: found, read, brought to one size and augmented.
 
 What becomes RGB, and how: grey values are repeated; palettes are looked up; what is transparent is
 laid over white; a photograph is turned as its EXIF entry says; of an animation the first picture
 is taken. Pixels are `uint8`; where a picture of 16 bit is among them, floats in [−1, 1], as `uint8`
 pixels become when a model takes them.
-
-Choosing one size for pictures of many.
-
-A change of training pictures, drawn anew for every batch.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import threading
 import warnings
@@ -34,6 +29,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from fedbn.core.engine import cores
 from fedbn.data.storage import scan, shown
 from fedbn.errors import DataError
 from fedbn.text import one_line
@@ -43,6 +39,9 @@ SUFFIXES = frozenset(
 )
 
 
+SIZES = (28, 32, 64, 128, 256)
+_LOOKED_AT = 500
+_BLACK = -1.0
 _SIXTEEN_BIT = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _SIXTEEN_BIT_COLOURS = re.compile(r"(LA|RGB|CMYK).*;16")
 _LOG = logging.getLogger("fedbn")
@@ -195,13 +194,6 @@ def read_pictures(
     return floats
 
 
-def cores() -> int:
-    """Count the cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _check_colours(picture: Image.Image, file: Path) -> None:
     """Refuse colours of 16 bit, of which Pillow keeps 8; to be called before pixels are read."""
     for codec, _, _, args in getattr(picture, "tile", ()):
@@ -242,10 +234,6 @@ def _from_sixteen_bit(picture: Image.Image, file: Path, depth: int) -> Image.Ima
     return Image.fromarray(values.astype(np.float32) / np.float32(depth))
 
 
-SIZES = (28, 32, 64, 128, 256)
-_LOOKED_AT = 500
-
-
 def choose_size(files: Sequence[Path]) -> tuple[int, str]:
     """Choose a side in pixels, and say how.
 
@@ -270,9 +258,6 @@ def choose_size(files: Sequence[Path]) -> tuple[int, str]:
 def _sides(file: Path) -> tuple[int, int]:
     with watched(), opened(file) as picture:
         return picture.size
-
-
-_BLACK = -1.0
 
 
 @dataclass(frozen=True)

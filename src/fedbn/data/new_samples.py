@@ -1,10 +1,8 @@
-"""Further pictures for a trained model: found, told whether they are labelled, and read.
-
-Further samples for a trained model, with labels or without: pictures, a table or arrays.
+"""Further samples for a trained model, with labels or without: pictures, a table or arrays.
 
 They are brought to what the run was trained on, from what the run remembers of it (its `inputs`,
-see `fedbn.experiments.facts`): the shape of a sample, the classes and the columns of a table. A
-picture becomes RGB or grey, is resized like the training pictures and scaled to [−1, 1].
+see `fedbn.experiments.environment`): the shape of a sample, the classes and the columns of a table.
+A picture becomes RGB or grey, is resized like the training pictures and scaled to [−1, 1].
 """
 
 from __future__ import annotations
@@ -35,6 +33,8 @@ from fedbn.data.table_columns import features, table_labels
 from fedbn.data.table_files import SUFFIXES, read_table
 from fedbn.errors import DataError, unknown
 
+Part = Literal["train", "test"]
+LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
 _PARTS = ("train", "test", "valid")
 _SCALED = 1.01
 _BELOW_ZERO = -0.3
@@ -133,10 +133,6 @@ def _meant(folder: Path, inputs: Mapping[str, Any]) -> str:
 
 def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
     return {file: shown(file.relative_to(folder).as_posix()) for file in files}
-
-
-Part = Literal["train", "test"]
-LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
 
 
 @dataclass(frozen=True)

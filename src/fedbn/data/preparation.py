@@ -1,13 +1,10 @@
-"""Taking over files that a user already has: recognised, linked or copied, then moved in place.
+"""`fedbn data prepare`: bring a data set's files below the data root.
 
-A file is a hard link where the system allows it, and a copy elsewhere; either way the originals
-may be deleted afterwards. All files are gathered in a hidden folder first, so what is cut short
-leaves nothing behind that could be taken for data.
-
-`fedbn data prepare`: bring a data set's files below the data root.
-
-Files come from a folder of the user's, or from where they are published with a checksum. For the
-rest there is one line: what to get, from where, and where to put it.
+Files are taken over from a folder of the user's, or fetched from where they are published with a
+checksum. For the rest there is one line: what to get, from where, and where to put it. A file taken
+over is a hard link where the system allows it, and a copy elsewhere: the original may be deleted.
+All files are gathered in a hidden folder first, so what is cut short leaves nothing behind that
+could be taken for data.
 """
 
 from __future__ import annotations

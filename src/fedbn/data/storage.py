@@ -1,13 +1,10 @@
-"""What `fedbn data ls` tells of a data set, and where data lies on this machine.
+"""Where data lies on this machine, the cache of prepared arrays, and other people's folders.
 
-Prepared arrays, kept as memory-mapped `.npy` files so that a data set is made once.
-
-An entry lies in `.cache/NAME/KEY` below the data root, or below `~/.cache/fedbn` where the data
-root is read-only; where neither can be written, the arrays are made anew each time. The key is a
-hash of everything that the arrays depend on, contents of source files included, so a changed option
-or source file is another entry and nothing is ever out of date.
-
-Walking folders of other people's files: any name, links that go in circles, hidden leftovers.
+Prepared arrays are kept as memory-mapped `.npy` files, so that a data set is made once. An entry
+lies in `.cache/NAME/KEY` below the data root, or below `~/.cache/fedbn` where the data root is
+read-only; where neither can be written, the arrays are made anew each time. The key is a hash of
+everything that the arrays depend on, contents of source files included, so a changed option or
+source file is another entry and nothing is ever out of date.
 """
 
 from __future__ import annotations

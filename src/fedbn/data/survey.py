@@ -1,6 +1,7 @@
-"""How far apart clients are in feature space: the Fréchet distance between Gaussian fits.
+"""`fedbn data show`: examples, histograms, counts, and how far apart clients are.
 
-For clients with means m, m′ and covariances S, S′ of their features it is
+The distance is Fréchet's between Gaussian fits in feature space. For clients with means m, m′ and
+covariances S, S′ of their features it is
 
     d² = |m − m′|² + tr(S + S′ − 2 (S S′)^½),
 
@@ -10,11 +11,8 @@ at 1 two clients are as far apart as samples of the whole are from its mean.
 The features are simple on purpose and need no network. Of a picture: the mean and the standard
 deviation of each colour in each cell of an 8×8 grid. Of a vector: its entries, each scaled to a
 standard deviation of 1 over all clients. Both are then reduced to their 16 principal components.
-
 Estimates from few samples are never 0. So every distance is taken between two halves of equal
 size: on the diagonal between the halves of one client, which shows what chance alone gives.
-
-What `fedbn data show` draws and prints: examples, histograms, counts and distances.
 """
 
 from __future__ import annotations
@@ -34,6 +32,8 @@ from fedbn.core.randomness import generator
 _GRID = 8
 _COMPONENTS = 16
 _MOST = 200
+_BINS = 64
+_CHANNELS = ("red", "green", "blue")
 
 
 def distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
@@ -132,10 +132,6 @@ def _root(matrix: Tensor) -> Tensor:
     return root
 
 
-_BINS = 64
-_CHANNELS = ("red", "green", "blue")
-
-
 def survey(federation: Federation, samples: int = 100, examples: int = 10) -> dict[str, Any]:
     """Measure a federation for a picture and a table.
 
@@ -146,7 +142,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
 
     Returns:
         A dict of plain values: `name`, `remarks`, `samples`, `shape`, `clients`, `classes`;
-        `train` and `test`, counts by client and class; `distances`, a matrix (see `_distance`);
+        `train` and `test`, counts by client and class; `distances`, a matrix;
         `edges` and `histograms`, shares by client and channel; `examples`, by client an array
         (n, h, w, 3) of uint8, or an empty list for samples that are no pictures.
     """

@@ -1,16 +1,12 @@
-"""ABIDE's time series, and the correlations of its regions in sliding windows (appendix D.4).
-
-ABIDE I, preprocessed: autism or not, from brain scans of four hospitals (section 5.2, appendix).
+"""ABIDE I, preprocessed: autism or not, from brain scans of four hospitals (section 5.2, D.4).
 
 Each sample is one window of 32 frames of a subject's scan: the 5,995 correlations between 110
 regions. Subjects, never their windows, are divided into train and test, so that nobody is in both;
 `Split.groups` holds the subject of a window, so that subjects can be scored too.
 
 The paper has 167, 52, 88 and 63 subjects of NYU, USM, UM and UCLA; which ones is unknown. Here all
-subjects of these sites whose file is there are taken.
-
-Correlations are kept in the cache as float32 and mapped from there (1.6 GB for all four sites):
-no process holds them in memory of its own, and several share one copy.
+subjects of these sites whose file is there are taken. Correlations are kept in the cache as float32
+and mapped from there (1.6 GB for all four sites), so that several processes share one copy.
 """
 
 from __future__ import annotations
@@ -97,11 +93,6 @@ def correlations(series: Tensor, window: int, stride: int) -> Tensor:
     return products.index_select(1, row * regions + column).clamp_(-1, 1)
 
 
-def window_counts(lengths: Sequence[int], window: int, stride: int) -> list[int]:
-    """Count the windows of series of so many frames."""
-    return [1 + (length - window) // stride for length in lengths]
-
-
 def read_windows(files: Sequence[Path], window: int, stride: int) -> tuple[Tensor, list[int]]:
     """Read subjects and correlate; returns all windows, subject by subject, and how many each has.
 
@@ -114,7 +105,7 @@ def read_windows(files: Sequence[Path], window: int, stride: int) -> tuple[Tenso
             raise DataError(f"{shown(file)}: other regions than {shown(files[0])}")
         if len(series) < window:
             raise DataError(f"{shown(file)}: {len(series)} frames, but data.window = {window}")
-    counts = window_counts([len(series) for _, _, series in read], window, stride)
+    counts = [1 + (len(series) - window) // stride for _, _, series in read]
     regions = len(read[0][1])
     x = torch.empty(sum(counts), regions * (regions - 1) // 2)
     for part, (_, _, series) in zip(x.split(counts), read, strict=True):

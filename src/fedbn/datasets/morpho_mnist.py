@@ -1,15 +1,11 @@
-"""Handwritten digits made thinner, thicker, swollen or broken, after Castro et al. 2019.
-
-The idea of Morpho-MNIST: a digit is enlarged and thresholded, its skeleton and the distance of
-every pixel to the stroke's edge are measured, the shape is changed relative to the stroke's own
-thickness, and the result is brought back to its size. All of it is written here; scikit-image
-gives the skeleton.
-
-Morpho-MNIST: the two clients from unseen domains of the paper's appendix.
+"""Morpho-MNIST: the two clients from unseen domains of the paper's appendix (Castro et al. 2019).
 
 `morpho-global` has MNIST digits made thinner or thicker, `morpho-local` digits with a swelling or
-with fractures, half and half (Castro et al. 2019). They are made here from the MNIST files of the
-data set `digits`: its training samples for training, its test samples for testing.
+with fractures, half and half. They are made here from the MNIST files of the data set `digits`: its
+training samples for training, its test samples for testing. A digit is enlarged and thresholded,
+its skeleton and the distance of every pixel to the stroke's edge are measured, the shape is changed
+relative to the stroke's own thickness, and the result is brought back to its size; scikit-image
+gives the skeleton.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Your own tables: a folder with one CSV or Parquet file a site, or one file with a site column.
+"""Your own data: folders of pictures, of npz arrays, and tables.
 
 Numbers are taken as they are, in float32: levelling what differs from site to site is left to
-BatchNorm. Texts become one-hot over the values of all sites. Parquet needs `fedbn[tables]`.
+BatchNorm. Texts of tables become one-hot over the values of all sites. Parquet needs
+`fedbn[tables]`.
 """
 
 from __future__ import annotations

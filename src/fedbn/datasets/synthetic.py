@@ -1,9 +1,9 @@
-"""The synthetic Gaussians of the paper's appendix ("Synthetic Data Experiment").
+"""Data made here: digits rendered from fonts, and the Gaussians of the paper's appendix.
 
-Two pairs of Gaussians in 10 dimensions share their means, −1 for class 0 and +1 for class 1, and
-differ in covariance: Σ₁ = I, and Σ₂ with non-zero entries off its diagonal, here all equal. Client
-`diagonal` draws from the first pair, client `mixed` from both, as the figure's caption says. What
-the paper leaves open is an argument.
+The "Synthetic Data Experiment" has two pairs of Gaussians in 10 dimensions that share their means,
+−1 for class 0 and +1 for class 1, and differ in covariance: Σ₁ = I, and Σ₂ with non-zero entries
+off its diagonal, here all equal. Client `diagonal` draws from the first pair, client `mixed` from
+both, as the figure's caption says. What the paper leaves open is an argument.
 """
 
 from __future__ import annotations
