@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save as to_bytes
+from torch import Tensor
 
 from fedbn import registry
 from fedbn.cli.main import main
@@ -212,6 +215,23 @@ def bits(run: Path) -> dict[str, bytes]:
     """What two equal runs have in common: metrics, weights and manifests, byte by byte."""
     files = [run / "metrics.jsonl", *sorted(run.glob("checkpoints/*/*/*/**/*"))]
     return {str(f.relative_to(run)): f.read_bytes() for f in files if f.is_file()}
+
+
+def shared_in(checkpoint: Path) -> dict[str, Tensor]:
+    """The shared part that a checkpoint holds."""
+    found = load_file(checkpoint / "state.safetensors")
+    return {k.removeprefix("shared/"): v for k, v in found.items() if k.startswith("shared/")}
+
+
+def flip_row(checkpoint: Path, client: str, section: str = "local") -> Path:
+    """Flip one bit of a client's part in a checkpoint; returns the file."""
+    file = checkpoint / "state.safetensors"
+    clients = json.loads((checkpoint / "manifest.json").read_text())["rows"][section]["clients"]
+    tensors = load_file(file)
+    name = min(key for key in tensors if key.startswith(f"{section}/"))
+    tensors[name][list(clients).index(client)].view(torch.uint8)[0] ^= 4
+    file.write_bytes(to_bytes(tensors))
+    return file
 
 
 def newest(run: Path, method: str = "fedbn", seed: int = 0) -> Path:

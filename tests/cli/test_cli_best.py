@@ -89,7 +89,7 @@ def test_what_is_printed_is_what_every_command_delivers(
 
 def damaged(run: Path, *rounds: int) -> None:
     for number in rounds:
-        (newest(run).with_name(f"round-{number:06d}") / "shared.safetensors").write_bytes(b"")
+        (newest(run).with_name(f"round-{number:06d}") / "state.safetensors").write_bytes(b"")
 
 
 @pytest.mark.parametrize("lost", [(5,), (4, 5)])

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from commanding import bits, call, children, newest, records, running, write_sites
+from commanding import bits, call, children, newest, records, running, shared_in, write_sites
 
 # Client b's features are ten times those of a: a model can tell whose batch it sees.
 OWN = """
@@ -85,7 +84,7 @@ def test_one_client_fails_and_the_round_goes_on(
     found = records(tmp_path / "out" / "metrics.jsonl")
     refused = {(r["round"], r["client"]) for r in found if r["metric"] == "refused"}
     assert refused == {(1, "b"), (2, "b")}
-    shared = load_file(newest(tmp_path / "out", "fedavg") / "shared.safetensors")
+    shared = shared_in(newest(tmp_path / "out", "fedavg"))
     assert all(torch.isfinite(value).all() for value in shared.values())
 
 
@@ -137,11 +136,9 @@ def test_the_update_of_a_client_that_fails_changes_nothing(sites: Path, tmp_path
     alone = write_sites(tmp_path / "alone", "a")
     again = [*ASKED[:4], "--out", "alone_out", "--workers", 1]
     assert call("run", "--data", alone, *asked, *again, cwd=tmp_path).code == 0
-    first, second = (
-        (newest(tmp_path / run, "fedavg") / "shared.safetensors").read_bytes()
-        for run in ("out", "alone_out")
-    )
-    assert first == second
+    first, second = (shared_in(newest(tmp_path / run, "fedavg")) for run in ("out", "alone_out"))
+    assert first.keys() == second.keys()
+    assert all(value.equal(second[name]) for name, value in first.items())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +198,7 @@ class FullDisk:
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [("fedbn/default/seed-0/metrics.jsonl", 2), ("local/b.safetensors", 4), ("manifest.json", 3)],
+    [("fedbn/default/seed-0/metrics.jsonl", 2), ("state.safetensors", 4), ("manifest.json", 3)],
     ids=["at a metrics line", "at a checkpoint", "at its manifest"],
 )
 def test_a_full_disk_loses_no_finished_round(

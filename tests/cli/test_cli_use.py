@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commanding import Processes, arrays, bits, call, until
+from commanding import Processes, arrays, bits, call, flip_row, newest, until
 from fedbn.runs.folder import RunFolder
 
 # The runs have clients a and b of six features, and classes 0 and 1.
@@ -189,10 +189,14 @@ def test_a_name_with_a_newline_stays_on_one_line(finished: Path, new: Path):
 
 
 def test_damaged_and_newer_runs_end_with_six(finished: Path, new: Path):
-    for file in finished.glob("checkpoints/fedbn/*/*/round-*/local/a.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    flip_row(newest(finished), "b")
     damaged = call("predict", finished, "--client", "b", "--data", new)
-    assert (damaged.code, "a.safetensors: damaged" in damaged.line) == (6, True)
+    assert (damaged.code, "the local part of b: damaged" in damaged.line) == (6, True)
+    assert call("predict", finished, "--client", "a", "--data", new).code == 0
+    for file in finished.glob("checkpoints/fedbn/*/*/round-*/state.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    damaged = call("predict", finished, "--client", "a", "--data", new)
+    assert (damaged.code, "state.safetensors: damaged" in damaged.line) == (6, True)
     config = finished / "config.toml"
     config.write_text(config.read_text().replace("format = 1", "format = 2"))
     newer = call("evaluate", finished)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedbn
-from commanding import arrays, bits, call, newest
+from commanding import arrays, bits, call, newest, shared_in
 from fedbn.errors import ConfigError, DataError
 
 
@@ -42,9 +42,7 @@ def test_arrays_as_objects_are_arrays_as_files(finished: Path) -> None:
     assert result.folder is None
     last = [r for r in result.records if (r.round, r.split, r.metric) == (3, "test", "accuracy")]
     assert result.accuracy() == {r.client: r.value for r in last}
-    from safetensors.torch import load_file
-
-    saved = load_file(newest(finished) / "shared.safetensors")
+    saved = shared_in(newest(finished))
     assert all(value.equal(saved[name]) for name, value in result.state.shared.state.items())
     assert fedbn.fit(given("a", "b"), "mlp", "fedbn", rounds=1).model("b").training is False
 

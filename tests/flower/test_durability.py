@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import RAW, Bench, FakeGrid
 from flwr.app import RecordDict
-from safetensors.torch import load, load_file
+from safetensors.torch import load
 
 from fedbn.errors import ConfigError, DataError, Interrupted
 from fedbn.experiments.configuration import checked
@@ -109,12 +109,12 @@ def test_damaged_batchnorm_is_named(bench: Bench) -> None:
     asked = iter([True])
     with pytest.raises(Interrupted):
         bench.run(bench.grid(), LONG, stop=lambda: next(asked))
-    file = next((bench.root / "sites" / "photo").rglob("photo.safetensors"))
+    file = next((bench.root / "sites" / "photo").rglob("state.safetensors"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     bench.run(bench.grid(), LONG)
-    assert "photo.safetensors: damaged" in bench.notes()
+    assert "the local part of photo: damaged" in bench.notes()
 
 
 def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) -> None:
@@ -155,11 +155,11 @@ def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
     later = [(round, metric) for client, round, metric in told if client == "photo" and round > 1]
     assert later == [(2, "refused"), (3, "refused"), (4, "refused")]
     _, newest = checkpoints.rounds(folder.job(*jobs(checked(LONG))[0].key))[0]
-    shared = load_file(newest / "shared.safetensors")
+    shared = checkpoints.Checkpoint(newest).section("shared")
     last = [a for s, _, a in grid.log if s == "plain" and messages.SHARED in a.content][-1]
     for name, value in load(last.content[messages.SHARED][KEY].data).items():
         assert torch.equal(shared[name], value)  # the mean of one
-    assert list((bench.root / "sites" / "photo").rglob("photo.safetensors"))
+    assert list((bench.root / "sites" / "photo").rglob("state.safetensors"))
 
 
 def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:

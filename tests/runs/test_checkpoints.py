@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save as to_bytes
 
-from commanding import bits, call, newest
+from commanding import bits, call, flip_row, newest
+from fedbn import open_run
 from fedbn.errors import DamagedRun
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import sealed, unsealed
 
 
 def truncated(checkpoint: Path) -> Path:
-    file = checkpoint / "shared.safetensors"
+    file = checkpoint / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     return file
 
 
 def flipped(checkpoint: Path) -> Path:
-    file = checkpoint / "local" / "b.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 4
-    file.write_bytes(content)
-    return file
+    return flip_row(checkpoint, "b")
 
 
 def emptied(checkpoint: Path) -> Path:
-    (checkpoint / "shared.safetensors").write_bytes(b"")
-    return checkpoint / "shared.safetensors"
+    (checkpoint / "state.safetensors").write_bytes(b"")
+    return checkpoint / "state.safetensors"
 
 
-def local_missing(checkpoint: Path) -> Path:
-    (checkpoint / "local" / "a.safetensors").unlink()
-    return checkpoint / "local" / "a.safetensors"
+def missing(checkpoint: Path) -> Path:
+    (checkpoint / "state.safetensors").unlink()
+    return checkpoint / "state.safetensors"
+
+
+def row_missing(checkpoint: Path) -> Path:
+    """The matrices of local parts have a row less than the manifest has clients."""
+    file = checkpoint / "state.safetensors"
+    cut = {k: v[:1].clone() if "local/" in k else v for k, v in load_file(file).items()}
+    file.write_bytes(to_bytes(cut))
+    return file
+
+
+def client_missing(checkpoint: Path) -> Path:
+    file = checkpoint / "manifest.json"
+    manifest = unsealed(file, checkpoints.FORMAT)
+    del manifest["rows"]["local"]["clients"]["a"]
+    file.write_bytes(sealed(manifest))
+    return checkpoint
 
 
 def manifest_missing(checkpoint: Path) -> Path:
@@ -59,15 +74,24 @@ def newer(checkpoint: Path) -> Path:
     return file
 
 
+def older(checkpoint: Path) -> Path:
+    file = checkpoint / "manifest.json"
+    file.write_bytes(sealed({**unsealed(file, checkpoints.FORMAT), "format": 2}))
+    return file
+
+
 DAMAGES = [
     truncated,
     flipped,
     emptied,
-    local_missing,
+    missing,
+    row_missing,
+    client_missing,
     manifest_missing,
     manifest_cut,
     manifest_of_nothing,
     newer,
+    older,
 ]
 
 
@@ -81,7 +105,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert answer.code == 0
     assert f"{file}" in answer.err
     assert "going on from the one before it" in answer.err
-    assert ("newer" in answer.err) is (damage is newer)
+    assert ("a newer fedbn" in answer.err) is (damage is newer)
+    assert ("an older fedbn" in answer.err) is (damage is older)
+    assert ("the local part of b: damaged" in answer.err) is (damage in (flipped, row_missing))
     assert bits(finished) == whole
 
 
@@ -95,6 +121,53 @@ def test_no_bit_of_a_manifest_can_flip_unseen(finished: Path) -> None:
         file.write_bytes(flipped_one)
         with pytest.raises(DamagedRun, match=r"manifest\.json"):
             checkpoints.read_manifest(file.parent)
+
+
+def test_no_bit_of_a_state_can_flip_unseen(finished: Path) -> None:
+    """Neither in the header, which has no checksum of its own, nor in the tensors."""
+    checkpoint = newest(finished)
+    file = checkpoint / "state.safetensors"
+    content = file.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for place in [*range(header), *range(header, len(content), 97)]:
+        flipped_one = bytearray(content)
+        flipped_one[place] ^= 1 << place % 8
+        file.write_bytes(flipped_one)
+        with pytest.raises(DamagedRun, match=r"state\.safetensors"):
+            checkpoints.Checkpoint(checkpoint).verify()
+
+
+def test_one_client_s_part_is_read_and_verified_alone(finished: Path) -> None:
+    checkpoint = newest(finished)
+    whole = checkpoints.Checkpoint(checkpoint)
+    before = {client: whole.row("local", client) for client in "ab"}
+    flip_row(checkpoint, "b")
+    found = checkpoints.Checkpoint(checkpoint)
+    assert all(value.equal(before["a"][name]) for name, value in found.row("local", "a").items())
+    with pytest.raises(DamagedRun, match=r"state\.safetensors, the local part of b: damaged"):
+        found.row("local", "b")
+
+
+def test_parts_of_clients_are_a_mapping_that_reads_when_asked(finished: Path) -> None:
+    opened = open_run(finished).state
+    flip_row(newest(finished), "b")
+    state = open_run(finished).state
+    assert (list(state.local), "b" in state.local, "c" in state.local) == (["a", "b"], True, False)
+    assert state.local["a"].state["1.bias"].equal(opened.local["a"].state["1.bias"])
+    with pytest.raises(DamagedRun, match="the local part of b"):
+        _ = {**state.local}
+    with pytest.raises(KeyError):
+        state.local["c"]
+
+
+def test_a_checkpoint_of_the_first_format_is_refused_by_name(finished: Path) -> None:
+    """Its manifest had no checksum of its own."""
+    for name in ("round-000002", "round-000003"):
+        content = {"format": 1, "round": int(name[-1]), "files": {}}
+        (newest(finished).with_name(name) / "manifest.json").write_text(json.dumps(content))
+    answer = call("resume", finished)
+    assert answer.code == 6
+    assert "format 1 is from an older fedbn; this reads 3" in answer.err.splitlines()[-1]
 
 
 def test_a_checkpoint_under_another_round_s_name_is_not_believed(finished: Path) -> None:
@@ -128,7 +201,7 @@ def test_lost_records_are_damage(finished: Path) -> None:
 def test_leftovers_of_a_kill_while_a_checkpoint_was_written(finished: Path) -> None:
     whole = bits(finished)
     last = newest(finished)
-    shutil.rmtree(last / "local")
+    (last / "manifest.json").unlink()
     last.rename(last.with_name(f".{last.name}.tmp"))  # F02: killed before it took its place
     assert call("resume", finished).code == 0
     assert bits(finished) == whole

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
-from commanding import RECORD_KEYS, bits, call, newest, records, write_sites
+from commanding import RECORD_KEYS, bits, call, newest, records, shared_in, write_sites
 from fedbn.errors import ConfigError, DamagedRun, FedbnError
 from fedbn.fast.allocator import granted
+from fedbn.runs.checkpoints import Checkpoint
 from fedbn.runs.folder import RunFolder
 
-ROUND = {"shared.safetensors", "local/a.safetensors", "local/b.safetensors", "manifest.json"}
+ROUND = {"state.safetensors", "manifest.json"}
 
 
 def test_the_layout_is_the_documented_one(finished: Path) -> None:
@@ -68,15 +70,28 @@ def test_the_whole_metrics_are_those_of_the_jobs_in_order(finished: Path) -> Non
     assert whole == b"".join(job.read_bytes() for job in jobs)
 
 
-def test_the_manifest_holds_the_sha256_of_every_file(finished: Path) -> None:
+def sha256(tensors: dict[str, Tensor]) -> str:
+    texts = [f"{name} {t.dtype} {tuple(t.shape)}\n".encode() for name, t in tensors.items()]
+    contents = [value.numpy().tobytes() for value in tensors.values()]
+    pieces = [piece for pair in zip(texts, contents, strict=True) for piece in pair]
+    return hashlib.sha256(b"".join(pieces)).hexdigest()
+
+
+def test_the_manifest_holds_the_sha256_of_every_part(finished: Path) -> None:
     checkpoint = newest(finished)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    assert manifest["files"] == {
-        name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
-        for name in ROUND - {"manifest.json"}
+    shared = shared_in(checkpoint)
+    assert manifest["sections"] == {"shared": sha256(dict(sorted(shared.items())))}
+    labels = ("float32.buffer", "float32.trainable", "int64.buffer")
+    saved = load_file(checkpoint / "state.safetensors")
+    rows = {label: saved[f"local/{label}"] for label in labels}
+    assert manifest["rows"].keys() == {"local"}
+    assert manifest["rows"]["local"]["clients"] == {
+        client: sha256({label: rows[label][number] for label in labels})
+        for number, client in enumerate("ab")
     }
     facts = {key: manifest[key] for key in ("format", "round", "method", "setting", "seed")}
-    assert facts == {"format": 2, "round": 3, "method": "fedbn", "setting": "default", "seed": 0}
+    assert facts == {"format": 3, "round": 3, "method": "fedbn", "setting": "default", "seed": 0}
 
 
 def test_fedbn_keeps_batchnorm_local_and_shares_the_rest(finished: Path) -> None:
@@ -87,16 +102,16 @@ def test_fedbn_keeps_batchnorm_local_and_shares_the_rest(finished: Path) -> None
         for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     }
     others = {f"{layer}.{entry}" for layer in (0, 3, 6) for entry in ("weight", "bias")}
-    assert set(load_file(checkpoint / "shared.safetensors")) == others
-    a, b = (load_file(checkpoint / "local" / f"{client}.safetensors") for client in "ab")
+    assert set(shared_in(checkpoint)) == others
+    a, b = (Checkpoint(checkpoint).row("local", client) for client in "ab")
     assert set(a) == set(b) == batchnorm
     assert not a["1.running_var"].equal(b["1.running_var"])
 
 
 def test_fedavg_shares_everything(finished: Path) -> None:
     checkpoint = newest(finished, "fedavg")
-    assert len(load_file(checkpoint / "shared.safetensors")) == 16
-    assert load_file(checkpoint / "local" / "a.safetensors") == {}
+    assert len(shared_in(checkpoint)) == 16
+    assert Checkpoint(checkpoint).row("local", "a") == {}
 
 
 def test_equal_runs_are_equal_byte_by_byte(finished: Path, sites: Path, tmp_path: Path) -> None:
@@ -110,7 +125,7 @@ def test_equal_runs_are_equal_byte_by_byte(finished: Path, sites: Path, tmp_path
 def test_another_seed_gives_other_bits(finished: Path, sites: Path, tmp_path: Path) -> None:
     asked = ("--model", "mlp", "--rounds", 3, "--seed", 1, "--method", "fedbn")
     assert call("run", "--data", sites, *asked, "--out", tmp_path / "other").code == 0
-    first, second = (load_file(newest(run, seed=s) / "shared.safetensors")
+    first, second = (shared_in(newest(run, seed=s))
                      for run, s in ((finished, 0), (tmp_path / "other", 1)))  # fmt: skip
     assert not first["0.weight"].equal(second["0.weight"])
 

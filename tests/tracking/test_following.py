@@ -91,7 +91,7 @@ def test_a_finished_run_can_be_logged_later(finished: Path, own: Path) -> None:
 def test_rounds_before_and_after_a_resume_are_heard_once(finished: Path, own: Path) -> None:
     """The newest checkpoint is damaged: the run goes on from the one before, and is told whole."""
     newest = max((finished / "checkpoints" / "fedbn" / "default" / "seed-0").glob("round-*"))
-    (newest / "shared.safetensors").write_bytes(b"damaged")
+    (newest / "state.safetensors").write_bytes(b"damaged")
     answer = call("resume", finished, "--log", "tracker_of_mine:mine", cwd=own)
     assert answer.code == 0, answer.err
     logged = [(line[1][0], line[2]) for line in heard(finished) if line[0] == "log"]

@@ -161,9 +161,9 @@ def test_a_damaged_site_is_named_and_the_others_still_work(trained: Trained, hom
     with pytest.raises(DamagedRun, match="missing or unreadable"):
         opened.predict(X, "new")
     manifest = file.parent / "manifest.json"
-    content = unsealed(manifest, 2)
-    manifest.write_bytes(sealed({**content, "format": 3}))
-    with pytest.raises(DamagedRun, match="format 3 is from a newer fedbn"):
+    content = unsealed(manifest, 3)
+    manifest.write_bytes(sealed({**content, "format": 4}))
+    with pytest.raises(DamagedRun, match="format 4 is from a newer fedbn"):
         opened.predict(X, "new")
     manifest.write_text(json.dumps({**content, "samples": 7}))
     with pytest.raises(DamagedRun, match="its sha256 is not its own"):

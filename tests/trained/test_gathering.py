@@ -86,7 +86,7 @@ def test_a_run_without_a_whole_checkpoint_keeps_its_records(finished):
 
 
 def test_a_damaged_newest_checkpoint_is_said(finished):
-    (newest(finished) / "shared.safetensors").write_bytes(b"no")
+    (newest(finished) / "state.safetensors").write_bytes(b"no")
     found = gather(finished)
     assert found.facts.round == 2
     assert any("damaged" in note for note in found.notes)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedbn
+from commanding import flip_row
 from fedbn import registry
 from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError
 from fedbn.runs import checkpoints
@@ -195,22 +196,25 @@ def newest(run: Path) -> Path:
     return max((run / "checkpoints").glob("*/*/*/round-*"))
 
 
-def damage(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(bytes(content))
-
-
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_says_so(home: Path):
-    damage(newest(home / "fedbn") / "local" / "b.safetensors")
+    file = newest(home / "fedbn") / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
     heard: list[str] = []
     opened = fedbn.open_run(home / "fedbn", notes=heard.append)
     assert opened.state.round == 3
-    assert "b.safetensors: damaged" in heard[0]
+    assert "state.safetensors: damaged" in heard[0]
     shutil.rmtree(newest(home / "fedbn"))
-    damage(newest(home / "fedbn") / "shared.safetensors")
+    (newest(home / "fedbn") / "state.safetensors").write_bytes(b"")
     with pytest.raises(DamagedRun, match="no whole checkpoint is left"):
         fedbn.open_run(home / "fedbn")
+
+
+def test_a_damaged_part_is_named_by_its_client_and_the_others_still_work(home: Path):
+    flip_row(newest(home / "fedbn"), "b")
+    opened = fedbn.open_run(home / "fedbn")
+    assert not opened.model("a").training
+    with pytest.raises(DamagedRun, match="the local part of b: damaged"):
+        opened.model("b")
 
 
 def test_folders_that_cannot_be_opened_say_why(home: Path, tmp_path: Path):
@@ -221,7 +225,7 @@ def test_folders_that_cannot_be_opened_say_why(home: Path, tmp_path: Path):
     with pytest.raises(DamagedRun, match="format 2 is from a newer fedbn"):
         fedbn.open_run(home / "fedavg")
     manifest = newest(home / "silobn") / "manifest.json"
-    manifest.write_bytes(sealed({**unsealed(manifest, 2), "format": 9}))
+    manifest.write_bytes(sealed({**unsealed(manifest, checkpoints.FORMAT), "format": 9}))
     shutil.rmtree(min(manifest.parents[1].glob("round-*")))
     with pytest.raises(DamagedRun, match="format 9 is from a newer fedbn"):
         fedbn.open_run(home / "silobn")
@@ -234,7 +238,7 @@ def test_folders_that_cannot_be_opened_say_why(home: Path, tmp_path: Path):
 def test_a_run_of_a_federation_says_where_the_local_parts_are(home: Path):
     path = newest(home / "fedbn")
     manifest = checkpoints.read_manifest(path)
-    manifest["files"] = {k: v for k, v in manifest["files"].items() if k[:5] != "local"}
+    del manifest["rows"]["local"]
     (path / "manifest.json").write_bytes(sealed(manifest))
     with pytest.raises(FedbnError, match="lie at the sites"):
         fedbn.open_run(home / "fedbn")

@@ -136,7 +136,7 @@ def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
         DamagedRun: No checkpoint is whole, or the best one is not.
     """
     place = folder.job(*job.key)
-    state, damaged = checkpoints.newest(place, like)
+    state, damaged = checkpoints.newest(place, like, lazy=True)
     if state is None:
         return None
     done = state.round

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn.core.federation import Client, Split
 from fedbn.core.randomness import generator
-from fedbn.core.state import entries
+from fedbn.core.state import State, entries
 from fedbn.data.survey import drawable
 from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
 from fedbn.report.contents import (
@@ -32,7 +30,6 @@ from fedbn.report.contents import (
 from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
-from fedbn.runs.formats import read_as
 from fedbn.text import spread
 from fedbn.trained.evaluation import Outcomes
 from fedbn.trained.opening import jobs_of, open_run
@@ -99,10 +96,10 @@ def _entries(trained: Trained) -> tuple[EntryFact, ...]:
 def _layers(trained: Trained) -> tuple[Layer, ...]:
     """The running statistics that clients keep to themselves, layer by layer."""
     names = tuple(spread(list(trained.state.local), _MOST_MEASURED))
+    own = [trained.state.scored_with(client).state for client in names]
     found = []
     for name, module in trained.plan.initial_model.named_modules():
         keys = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var")]
-        own = [trained.state.scored_with(client).state for client in names]
         if len(names) > 1 and isinstance(module, _BatchNorm) and keys[0] in own[0]:
             mean, variance = (np.stack([_flat(state[key]) for state in own]) for key in keys)
             found.append(Layer(name or "BatchNorm", names, mean, variance))
@@ -178,7 +175,6 @@ def _examples(
     return tuple(map(example, drawn)), tuple(map(example, mistakes[:_MISTAKES]))
 
 
-_LARGEST_HEADER = 100_000_000
 Job = tuple[str, str, int]
 
 
@@ -245,15 +241,12 @@ def _records(folder: RunFolder, notes: list[str]) -> list[dict[str, Any]]:
 
 def _usable(file: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
-        *lines, _cut_off = file.read_bytes().split(b"\n")
+        found, bad = metrics.salvage(file)
     except OSError:
         return []
-    found = []
-    for line in lines:
-        with suppress(DamagedRun):
-            found.append(vars(read_as(metrics.RECORD, line, str(file))))
-    if bad := len(lines) - len(found):
-        notes.append(f"{file}: {bad} of {len(lines)} lines are no records and were left out")
+    if bad:
+        lines = len(found) + bad
+        notes.append(f"{file}: {bad} of {lines} lines are no records and were left out")
     return found
 
 
@@ -316,22 +309,15 @@ def _sizes(place: Path) -> tuple[tuple[int, int], tuple[int, int] | None] | None
     """Entries and bytes of the shared part, and of a client's local part, of a checkpoint."""
     for _, path in checkpoints.rounds(place):
         try:
-            files = checkpoints.read_manifest(path)["files"]
-            local = [name for name in files if name.startswith("local/")]
-            shared = _tensors(path / "shared.safetensors")
-            return shared, (_tensors(path / local[0]) if local else None)
-        except (FedbnError, OSError, ValueError, KeyError, TypeError, AttributeError):
+            found = checkpoints.Checkpoint(path)
+            clients = found.clients.get("local", {})
+            local = [_size(found.row("local", client)) for client in list(clients)[:1]]
+            return _size(found.section("shared")), (local[0] if local else None)
+        except DamagedRun:
             continue
     return None
 
 
-def _tensors(file: Path) -> tuple[int, int]:
-    """Count the tensors of a file and their bytes, from its header."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > min(_LARGEST_HEADER, file.stat().st_size):
-            raise ValueError(f"{file}: damaged")
-        header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    ends = [entry["data_offsets"] for entry in header.values()]
-    return len(header), sum(end - begin for begin, end in ends)
+def _size(state: State) -> tuple[int, int]:
+    """Count tensors and their bytes."""
+    return len(state), sum(value.nbytes for value in state.values())

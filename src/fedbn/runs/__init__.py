@@ -7,6 +7,6 @@ RUN/
   metrics.jsonl      one record a line, in the order of the jobs
   checkpoints/METHOD/SETTING/seed-S/
     metrics.jsonl    the records of this job, as its rounds end
-    round-NNNNNN/    shared.safetensors, local/CLIENT.safetensors, manifest.json
+    round-NNNNNN/    state.safetensors, manifest.json
 ```
 """

@@ -1,25 +1,39 @@
-"""Checkpoints of one job: the state after a round, as safetensors with checksums."""
+"""Checkpoints of one job: the state after a round, every part of it with a checksum.
+
+A checkpoint is a folder of two files. `state.safetensors` holds sections. A section that is kept
+whole (`shared`, `server`) is its tensors under their names. A section of rows (`local`,
+`untrained`) is one matrix a group of the layout with one row a client, in the order of their names.
+`manifest.json` says where an entry lies in a row, and has the sha256 of every section and row, so
+that one client's part is read and verified alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import safetensors
-from safetensors.torch import load as from_bytes, save as to_bytes
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
 
+from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.rounds import RunState
 from fedbn.core.state import State
 from fedbn.errors import DamagedRun, ModelError
 from fedbn.runs.folder import explained, sealed, sync_folder, unsealed, write_through
 
-FORMAT = 2
+FORMAT = 3
+"""Of a manifest and the tensors beside it."""
 _KEEP = 2
 _NAME = re.compile(r"round-(\d{6,})")
+T = TypeVar("T")
 Best = Callable[[int], int]
 """Gives the best round of those up to one; 0 where none is better than the last."""
 
@@ -47,16 +61,19 @@ def save(
     """
     final = place_of(folder, state.round)
     temporary = folder / f".{final.name}.tmp"
+    sections = {"shared": state.shared.state, "server": state.memory}
+    parts = {"local": state.local, "untrained": state.untrained}
+    manifest = {
+        **facts,
+        "format": FORMAT,
+        "round": state.round,
+        "sections": {name: digest(tensors) for name, tensors in sections.items() if tensors},
+        "rows": {name: _described(packs) for name, packs in parts.items() if packs},
+    }
     with explained(final):
         shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / "local").mkdir(parents=True)
-        hashes = {}
-        for name, tensors in _contents(state).items():
-            content = to_bytes(tensors)
-            hashes[name] = hashlib.sha256(content).hexdigest()
-            (temporary / name).parent.mkdir(exist_ok=True)
-            write_through(temporary / name, content)
-        manifest = {"format": FORMAT, "round": state.round, "files": hashes, **facts}
+        temporary.mkdir(parents=True)
+        write_through(temporary / "state.safetensors", _content(sections, parts))
         write_through(temporary / "manifest.json", sealed(manifest))
         if final.exists():
             shutil.rmtree(final)
@@ -64,6 +81,37 @@ def save(
         sync_folder(folder)
         if keep:
             forget_before(folder, state.round, keep, best)
+
+
+def _described(packs: Mapping[str, Pack]) -> dict[str, Any]:
+    layout = next(iter(packs.values())).layout
+    places = [(entry, *layout.places[entry.name]) for entry in layout.entries]
+    return {
+        "clients": {client: digest(_labelled(pack)) for client, pack in packs.items()},
+        "entries": {e.name: [group.label, offset, e.shape] for e, group, offset in places},
+    }
+
+
+def _content(sections: Mapping[str, State], parts: Mapping[str, Mapping[str, Pack]]) -> bytes:
+    tensors = {f"{name}/{key}": t for name, state in sections.items() for key, t in state.items()}
+    for name, packs in parts.items():
+        rows = [_labelled(packs[client]) for client in sorted(packs)]
+        for label in rows[0] if rows else ():
+            tensors[f"{name}/{label}"] = torch.stack([row[label] for row in rows])
+    return to_bytes(tensors)
+
+
+def _labelled(pack: Pack) -> State:
+    return {group.label: vector for group, vector in pack.vectors.items()}
+
+
+def digest(tensors: State) -> str:
+    """Hash tensors: names, types, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def forget_before(folder: Path, round: int, keep: int = _KEEP, best: Best = no_best) -> None:
@@ -92,41 +140,157 @@ def rounds(folder: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in found), reverse=True)
 
 
+class Checkpoint:
+    """A checkpoint, opened; what is read of it is verified.
+
+    Raises:
+        DamagedRun: Naming the file, and the section or client, that is missing or altered.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.manifest = read_manifest(path)
+        self._file = path / "state.safetensors"
+        self._tensors = _opened(self._file)
+
+    def section(self, name: str) -> State:
+        """Read a section that is kept whole; empty where there is none of this name."""
+        if name not in self.manifest["sections"]:
+            return {}
+        found = _named(self._tensors, f"{name}/")
+        return _verified(found, self.manifest["sections"][name], f"{self._file}, {name}")
+
+    @cached_property
+    def clients(self) -> dict[str, dict[str, int]]:
+        """Of each section of rows, the clients and where their rows are."""
+        rows = self.manifest["rows"].items()
+        return {name: {c: i for i, c in enumerate(about["clients"])} for name, about in rows}
+
+    def row(self, section: str, client: str) -> State:
+        """Read one client's part, and no other's."""
+        about, number = self.manifest["rows"][section], self.clients[section][client]
+        labels = {label for label, _, _ in about["entries"].values()}
+        where = f"{self._file}, the {section} part of {client}"
+        try:
+            row = {key: self._tensors.get_slice(f"{section}/{key}")[number] for key in labels}
+        except (SafetensorError, IndexError) as error:
+            raise DamagedRun(f"{where}: damaged ({error})") from error
+        _verified(row, about["clients"][client], where)
+        return {
+            name: row[label][offset : offset + math.prod(shape)].view(shape)
+            for name, (label, offset, shape) in about["entries"].items()
+        }
+
+    def verify(self) -> int:
+        """Read everything; returns the round."""
+        for section in self.manifest["sections"]:
+            self.section(section)
+        for section, clients in self.clients.items():
+            for client in clients:
+                self.row(section, client)
+        return int(self.manifest["round"])
+
+
+def read_tensors(file: Path, known: str) -> State:
+    """Read a safetensors file of which the `digest` is known."""
+    return _verified(_named(_opened(file)), known, str(file))
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except OSError as error:
+        raise DamagedRun(f"{file}: missing or unreadable") from error
+    except SafetensorError as error:
+        raise DamagedRun(f"{file}: damaged ({error})") from error
+
+
+def _named(tensors: Any, start: str = "") -> State:
+    names = [name for name in sorted(tensors.keys()) if name.startswith(start)]
+    return {name.removeprefix(start): tensors.get_tensor(name) for name in names}
+
+
+def _verified(tensors: State, known: str, where: str) -> State:
+    if digest(tensors) != known:
+        raise DamagedRun(f"{where}: damaged (its sha256 is not the manifest's)")
+    return tensors
+
+
+@dataclass(frozen=True)
+class ClientParts(Mapping[str, Pack]):
+    """What some clients hold, each part read and verified when it is asked for."""
+
+    checkpoint: Checkpoint
+    section: str
+    layouts: Mapping[str, StateLayout]
+
+    def __getitem__(self, client: str) -> Pack:
+        layout = self.layouts[client]
+        return _packed(layout, self.checkpoint.row(self.section, client), self.checkpoint.path)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.layouts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layouts)
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+
 def load(path: Path, like: RunState) -> RunState:
-    """Read a checkpoint and verify every byte of it.
+    """Read a checkpoint and verify it; a client's part when it is asked for.
 
     Args:
         path: The checkpoint's folder.
         like: A state of the same plan; gives the layouts.
 
     Raises:
-        DamagedRun: Naming the file that is missing, altered or of a newer format.
+        DamagedRun: Naming the file that is missing, altered or of another format.
     """
-    manifest = read_manifest(path)
-    contents = {name: verified(path / name, digest) for name, digest in manifest["files"].items()}
+    found = Checkpoint(path)
+    layouts = {client: pack.layout for client, pack in like.local.items()}
+    held, untrained = (found.clients.get(name, {}) for name in ("local", "untrained"))
+    if missing := sorted(layouts.keys() - held):
+        raise DamagedRun(f"{path}: no local part of {', '.join(missing)} in the manifest")
+    return RunState(
+        found.manifest["round"],
+        _packed(like.shared.layout, found.section("shared"), path),
+        ClientParts(found, "local", layouts),
+        found.section("server"),
+        ClientParts(found, "untrained", {c: layouts[c] for c in layouts if c in untrained}),
+    )
+
+
+def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
     try:
-        local = {
-            client: pack.layout.pack(_taken(contents, f"local/{client}.safetensors", path))
-            for client, pack in like.local.items()
-        }
-        untrained = {
-            client: pack.layout.pack(contents[file])
-            for client, pack in like.local.items()
-            if (file := f"untrained/{client}.safetensors") in contents
-        }
-        shared = like.shared.layout.pack(_taken(contents, "shared.safetensors", path))
+        return layout.pack(state)
     except ModelError as error:
         raise DamagedRun(f"{path}: {error}") from error
-    memory = contents.get("server.safetensors", {})
-    return RunState(manifest["round"], shared, local, memory, untrained)
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's manifest, which has a checksum of its own."""
-    manifest = unsealed(path / "manifest.json", FORMAT)
-    if place_of(path.parent, manifest["round"]) != path:
-        raise DamagedRun(f"{path}: another round's checkpoint (round {manifest['round']})")
-    return manifest
+def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState | None, list[str]]:
+    """Find the newest checkpoint that is whole, and say which ones were not.
+
+    Args:
+        folder: The job's folder.
+        like: A state of the same plan; gives the layouts.
+        lazy: Leave the clients' parts to be read, and verified, when they are asked for.
+
+    Returns:
+        The state, or None where no checkpoint was ever written; and what was damaged.
+
+    Raises:
+        DamagedRun: There are checkpoints, and none is whole.
+    """
+
+    def read(path: Path) -> RunState:
+        state = load(path, like)
+        if lazy:
+            return state
+        return replace(state, local=dict(state.local), untrained=dict(state.untrained))
+
+    return _first_whole(folder, read)
 
 
 def whole_round(folder: Path) -> int:
@@ -135,67 +299,25 @@ def whole_round(folder: Path) -> int:
     Raises:
         DamagedRun: There are checkpoints, and none is whole.
     """
-    damaged: list[str] = []
-    for number, path in rounds(folder):
-        try:
-            for name, digest in read_manifest(path)["files"].items():
-                verified(path / name, digest)
-            return number
-        except DamagedRun as error:
-            damaged.append(str(error))
-    _check_any_left(damaged)
-    return 0
+    found, _ = _first_whole(folder, lambda path: Checkpoint(path).verify())
+    return found or 0
 
 
-def newest(folder: Path, like: RunState) -> tuple[RunState | None, list[str]]:
-    """Find the newest checkpoint that is whole, and say which ones were not.
-
-    Returns:
-        The state, or None where no checkpoint was ever written; and what was damaged.
-
-    Raises:
-        DamagedRun: There are checkpoints, and none is whole.
-    """
+def _first_whole(folder: Path, read: Callable[[Path], T]) -> tuple[T | None, list[str]]:
     damaged: list[str] = []
     for _, path in rounds(folder):
         try:
-            return load(path, like), damaged
+            return read(path), damaged
         except DamagedRun as error:
             damaged.append(str(error))
-    _check_any_left(damaged)
+    if damaged:
+        raise DamagedRun("; ".join(damaged) + "; no whole checkpoint is left")
     return None, []
 
 
-def _check_any_left(damaged: list[str]) -> None:
-    if damaged:
-        raise DamagedRun("; ".join(damaged) + "; no whole checkpoint is left")
-
-
-def _contents(state: RunState) -> dict[str, State]:
-    contents = {"shared.safetensors": state.shared.state}
-    contents |= {f"local/{name}.safetensors": pack.state for name, pack in state.local.items()}
-    for name, pack in state.untrained.items():
-        contents[f"untrained/{name}.safetensors"] = pack.state
-    if state.memory:
-        contents["server.safetensors"] = state.memory
-    return contents
-
-
-def _taken(contents: dict[str, State], name: str, path: Path) -> State:
-    if name not in contents:
-        raise DamagedRun(f"{path / name}: not in the manifest")
-    return contents[name]
-
-
-def verified(file: Path, digest: str) -> State:
-    """Read a safetensors file whose sha256 is known."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise DamagedRun(f"{file}: missing or unreadable") from error
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise DamagedRun(f"{file}: damaged (its sha256 is not the manifest's)")
-    try:
-        return from_bytes(content)
-    except safetensors.SafetensorError as error:
-        raise DamagedRun(f"{file}: damaged ({error})") from error
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's manifest, which has a checksum of its own."""
+    manifest = unsealed(path / "manifest.json", FORMAT)
+    if place_of(path.parent, manifest["round"]) != path:
+        raise DamagedRun(f"{path}: another round's checkpoint (round {manifest['round']})")
+    return manifest

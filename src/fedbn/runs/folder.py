@@ -1,6 +1,6 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of either.
+"""A run's folder: made whole or not at all, and used by one process at a time.
 
-One run's folder: made whole or not at all, and used by one process at a time.
+Its files are written so that a crash leaves the old one or the new one, never half of either.
 """
 
 from __future__ import annotations
@@ -61,28 +61,29 @@ def to_json(value: Any) -> bytes:
 
 
 def sealed(value: Mapping[str, Any]) -> bytes:
-    """Render JSON with a checksum of all the rest in it, as `sha256`."""
+    """Render a manifest: JSON with a checksum of all the rest in it, as `sha256`."""
     return to_json({**value, "sha256": hashlib.sha256(to_json(value)).hexdigest()})
 
 
-def unsealed(file: Path, format: int) -> dict[str, Any]:
-    """Read what `sealed` rendered; its key `format` is at most the one given.
+def unsealed(file: Path, reads: int) -> dict[str, Any]:
+    """Read what `sealed` rendered; its key `format` must be the one that is read here.
 
     Raises:
-        DamagedRun: The file is missing, is not to the last byte what was written, or is newer.
+        DamagedRun: The file is missing, is not to the last byte what was written, or is of another
+            format.
     """
     try:
         content = file.read_bytes()
         value = {key: part for key, part in json.loads(content).items() if key != "sha256"}
-        whole = content == sealed(value)
+        format, whole = value.get("format"), content == sealed(value)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedRun(f"{file}: missing or damaged") from error
-    if not whole:
+    before_seals = format == 1 and b'"sha256"' not in content
+    if not (whole or before_seals) or not isinstance(format, int):
         raise DamagedRun(f"{file}: damaged (its sha256 is not its own)")
-    if value["format"] > format:
-        raise DamagedRun(
-            f"{file}: format {value['format']} is from a newer fedbn; this reads {format}"
-        )
+    if format != reads:
+        other = "a newer" if format > reads else "an older"
+        raise DamagedRun(f"{file}: format {format} is from {other} fedbn; this reads {reads}")
     return value
 
 
@@ -196,7 +197,7 @@ class RunFolder:
             return {}
         from pydantic import TypeAdapter  # takes a fifth of a second, and a request needs none
 
-        from fedbn.runs.formats import Environment, read_as
+        from fedbn.runs.metrics import Environment, read_as
 
         try:
             content = self.environment.read_bytes()

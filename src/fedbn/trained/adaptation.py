@@ -34,6 +34,7 @@ from fedbn.core.state import Kind, State, entries
 from fedbn.data.arrays import labels_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
+from fedbn.runs.checkpoints import digest
 from fedbn.runs.folder import RunFolder
 from fedbn.trained.evaluation import Outcomes, Value, scores
 from fedbn.trained.joining import joining_plan, joining_state
@@ -45,7 +46,6 @@ from fedbn.trained.local_parts import (
     HeldSite,
     Site,
     check_site,
-    fingerprint,
     place_of,
     write,
 )
@@ -92,7 +92,7 @@ class Adaptation:
             "setting": plan.setting,
             "seed": plan.seed,
             "round": trained.state.round,
-            "shared": fingerprint(trained.state.shared),
+            "shared": digest(trained.state.shared.state),
             "samples": len(data),
             "labelled": labelled,
             "data": _hash(data, labelled),

@@ -18,7 +18,6 @@ one. A site belongs to one shared part: where the run has gone on since, it is r
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from fedbn.core.replica import Replica
 from fedbn.core.rounds import RunState
 from fedbn.core.state import Kind, State, entries
 from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError
-from fedbn.runs.checkpoints import verified
+from fedbn.runs.checkpoints import FORMAT, digest, read_tensors
 from fedbn.runs.folder import RunFolder, explained, folder_name, sealed, unsealed, write_atomically
 
 if TYPE_CHECKING:
@@ -125,7 +124,6 @@ def layer_distance(one: Statistics, other: Statistics) -> Tensor:
     return (apart / ((v + w) / 2 + _EPSILON)).mean(dim=-1).sqrt()
 
 
-FORMAT = 2
 _OWN = (Kind.BN_AFFINE, Kind.BN_STATISTIC)
 
 
@@ -151,13 +149,13 @@ class AdaptedSite:
             DamagedRun: The files are not whole, or belong to another state of the run.
         """
         manifest = self.manifest()
-        if manifest.get("shared") != fingerprint(state.shared):
+        if manifest.get("shared") != digest(state.shared.state):
             raise DamagedRun(
                 f"{self.folder}: adapted to round {manifest.get('round')}, but round "
                 f"{state.round} of the run is used now; adapt the site again"
             )
-        ((name, digest),) = manifest["files"].items()
-        content = verified(self.folder / Path(name).name, str(digest))
+        ((name, known),) = manifest["files"].items()
+        content = read_tensors(self.folder / Path(name).name, str(known))
         try:
             return own_layout(like).pack(content).state
         except ModelError as error:
@@ -189,11 +187,6 @@ def own_layout(replica: Replica) -> StateLayout:
     local = {entry.name for entry in replica.local.layout.entries}
     found = entries(replica.model)
     return StateLayout.of(e for e in found if e.name in local or e.kind in _OWN)
-
-
-def fingerprint(pack: Pack) -> str:
-    """Hash a pack's values."""
-    return hashlib.sha256(to_bytes(pack.state)).hexdigest()
 
 
 def place_of(folder: RunFolder, method: str, setting: str, seed: int) -> Path:
@@ -231,19 +224,18 @@ def check_site(name: str, trained: tuple[str, ...]) -> None:
 def write(place: Path, name: str, own: State, facts: Mapping[str, Any]) -> AdaptedSite:
     """Write a site, in place of an earlier one of its name; whole or not at all."""
     home = place / name
-    content = to_bytes({key: value.contiguous() for key, value in own.items()})
-    digest = hashlib.sha256(content).hexdigest()
-    file = home / f"local-{digest[:8]}.safetensors"
+    known = digest(own)
+    file = home / f"local-{known[:8]}.safetensors"
     manifest = {
         **facts,
         "format": FORMAT,
         "name": name,
-        "files": {file.name: digest},
+        "files": {file.name: known},
         "fedbn": __version__,
     }
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, content)
+    write_atomically(file, to_bytes({key: value.contiguous() for key, value in own.items()}))
     write_atomically(home / "manifest.json", sealed(manifest))
     for old in home.glob("local-*.safetensors"):
         if old != file:

@@ -218,10 +218,10 @@ def _check_local(place: Path) -> None:
     """Tell a federation's server, which never sees a local part, from a damaged run."""
     for _, path in checkpoints.rounds(place)[:1]:
         try:
-            files = checkpoints.read_manifest(path)["files"]
+            rows = checkpoints.read_manifest(path)["rows"]
         except DamagedRun:
             return
-        if not any(name.startswith("local/") for name in files):
+        if "local" not in rows:
             raise ConfigError(
                 f"{path}: the clients' local parts are not here; in a federation they lie at the "
                 "sites, so only a site can use its model"
