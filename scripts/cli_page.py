@@ -37,8 +37,9 @@ def _section(command: click.Command, context: click.Context) -> Iterator[str]:
         yield "\n".join(f"| `{_cell(left)}` | {_cell(right)} |" for left, right in rows) + "\n"
     if command.epilog:
         yield _examples(_plain(command.epilog)) + "\n"
-    for below in getattr(command, "commands", {}).values():
-        yield from _section(below, click.Context(below, info_name=below.name, parent=context))
+    for word in getattr(command, "commands", ()):
+        _, below, _ = command.resolve_command(context, [word])
+        yield from _section(below, click.Context(below, info_name=word, parent=context))
 
 
 def _plain(text: str | None) -> str:

@@ -76,9 +76,8 @@ def test_a_command_is_one_that_exists(words):
     command = typer.main.get_command(app)
     context = command.make_context("fedbn", [], resilient_parsing=True)
     while hasattr(command, "commands"):
-        name, *words = words
-        assert name in command.commands, f"no command {name}"
-        command = command.commands[name]
+        assert words[0] in command.commands, f"no command {words[0]}"
+        name, command, words = command.resolve_command(context, list(words))
     command.make_context(name, list(words), parent=context)
 
 

@@ -26,6 +26,16 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def printable(text: object) -> str:
+    r"""Keep a text on one line, whatever names it quotes: signs that nobody sees are escaped.
+
+    Examples:
+        >>> printable("a\nb")
+        'a\\nb'
+    """
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))
+
+
 def harmless(text: object) -> str:
     r"""Make a text one line that Markdown shows as it is.
 
@@ -33,8 +43,7 @@ def harmless(text: object) -> str:
         >>> harmless("<b>[x](http://y)")
         '\\<b\\>\\[x\\](http\\://y)'
     """
-    line = "".join(sign if sign.isprintable() else "?" for sign in str(text))
-    return _LINK.sub(r"\1\\\2", _MARKUP.sub(r"\\\1", line))
+    return _LINK.sub(r"\1\\\2", _MARKUP.sub(r"\\\1", printable(text)))
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

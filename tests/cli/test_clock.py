@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedbn.cli.clock import Clock
+from fedbn.cli.progress import Clock
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import Ahead, Event, Key, jobs
 from fedbn.experiments.planner import Planner

@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from commanding import Terminal, call, write_sites
-from fedbn.cli import progress
-from fedbn.cli.live import LiveView, Pen, Picture
+from fedbn.cli.live_view import LiveView, Pen, Picture
 from fedbn.cli.progress import Lines
+from fedbn.cli.training import make_progress
 from fedbn.experiments.jobs import Event
 from scores import record
 
@@ -154,7 +154,7 @@ def test_remarks_scroll_by_above_and_one_line_stays() -> None:
 def test_who_gets_it(tty: bool, term: str, live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr("sys.stderr", Terminal() if tty else io.StringIO())
-    made = progress.make_progress()
+    made = make_progress()
     made.close()
     assert isinstance(made, Lines) is not live
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from typer.testing import CliRunner
 
-from fedbn.cli.federation import group
+from fedbn.cli.main import app
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.flower import credentials, preflight, server_app
 from fedbn.flower.credentials import read_bundle
@@ -132,18 +132,20 @@ def test_add_site_leaves_the_others_as_they_are(fed: FederationFolder) -> None:
 
 def test_the_commands_make_and_examine_a_federation(tmp_path) -> None:
     fed = tmp_path / "fed"
-    made = CliRunner().invoke(group, ["init", str(fed), "--sites", "a,b", "--host", "127.0.0.1"])
+    made = CliRunner().invoke(
+        app, ["federation", "init", str(fed), "--sites", "a,b", "--host", "127.0.0.1"]
+    )
     assert made.exit_code == 0, made.output
     assert (fed / "README.md").is_file()
-    assert CliRunner().invoke(group, ["check", str(fed)]).exit_code == 0
-    missing = CliRunner().invoke(group, ["status", str(tmp_path)])
+    assert CliRunner().invoke(app, ["federation", "check", str(fed)]).exit_code == 0
+    missing = CliRunner().invoke(app, ["federation", "status", str(tmp_path)])
     assert isinstance(missing.exception, ConfigError)
-    again = CliRunner().invoke(group, ["init", str(fed), "--sites", "a", "--host", "x"])
+    again = CliRunner().invoke(app, ["federation", "init", str(fed), "--sites", "a", "--host", "x"])
     assert isinstance(again.exception, ConfigError)
 
 
 def test_a_bundle_without_a_server_says_so(fed: FederationFolder) -> None:
-    found = CliRunner().invoke(group, ["check", str(fed.bundle("nyu"))])
+    found = CliRunner().invoke(app, ["federation", "check", str(fed.bundle("nyu"))])
     assert isinstance(found.exception, FedbnError)
     assert "WRONG  no server at server.example:9099" in found.output
 
@@ -159,6 +161,6 @@ def test_a_run_that_is_refused_leaves_nothing_behind(fed: FederationFolder, tmp_
     file = tmp_path / "mine.toml"
     file.write_text('methods = ["fedbn"]\n')
     for flags in (["--min-sites", "7"], ["--set", "methods=['centralized']"], []):
-        refused = CliRunner().invoke(group, ["run", str(fed.path), str(file), *flags])
+        refused = CliRunner().invoke(app, ["federation", "run", str(fed.path), str(file), *flags])
         assert isinstance(refused.exception, FedbnError), flags
         assert not fed.runs.exists(), flags

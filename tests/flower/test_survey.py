@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedbn import registry
-from fedbn.cli.federation import group
+from fedbn.cli.main import app
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.configuration import checked
@@ -169,14 +169,14 @@ def test_a_site_examines_itself_without_a_server(tmp_path) -> None:
     toml = tmp_path / "mine.toml"
     toml.write_text('methods = ["fedbn"]\n[model]\nname = "small_cnn"\n')
     bundle = str(folder.bundle("plain"))
-    arguments = ["check", bundle, "--data", "digits_mini", "--experiment", str(toml)]
-    text = CliRunner().invoke(group, arguments).output
+    arguments = ["federation", "check", bundle, "--data", "digits_mini", "--experiment", str(toml)]
+    text = CliRunner().invoke(app, arguments).output
     assert "WRONG  no server at" in text
     assert "10 classes, hash " in text
     assert "ok     plain: model " in text
-    wrong = CliRunner().invoke(group, [*arguments[:-1], str(tmp_path / "none.toml")])
+    wrong = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "none.toml")])
     assert isinstance(wrong.exception, ConfigError)
-    alone = CliRunner().invoke(group, ["check", bundle, "--experiment", str(toml)])
+    alone = CliRunner().invoke(app, ["federation", "check", bundle, "--experiment", str(toml)])
     assert "--experiment needs --data" in str(alone.exception)
 
 

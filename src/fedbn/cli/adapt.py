@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
 
-from fedbn.cli.options import Trust
-from fedbn.cli.output import emit
-from fedbn.cli.using import Method, Run, Seed, Setting, opened, say
+from fedbn.cli import console
+from fedbn.cli.console import emit, print_table, say
+from fedbn.cli.training import launch
+from fedbn.core.federation import Split
+from fedbn.data.new_samples import Samples, read_samples
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import held_experiment
+from fedbn.trained import adaptation
+from fedbn.trained.adaptation import (
+    Adaptation,
+    Compared,
+    Options,
+    best,
+    divided,
+    options_of,
+    with_site,
+)
+from fedbn.trained.joining import labelled, own_test, prepare_join
+from fedbn.trained.local_parts import check_site
+from fedbn.trained.opening import open_run
+from fedbn.trained.trained_run import Trained, samples_of
 
-if TYPE_CHECKING:
-    from fedbn.core.federation import Split
-    from fedbn.data.new_samples import Samples
-    from fedbn.trained.adaptation import Adaptation, Compared, Options
-    from fedbn.trained.trained_run import Trained
+app = console.commands()
 
-
-_EXAMPLES = """[bold]Examples[/bold]
-
-fedbn adapt runs/first --data new_site/ --as clinic
-
-fedbn adapt runs/first --data new_site/ --as clinic --compare         needs labels
-
-fedbn adapt runs/first --data new_site/ --as clinic --how reestimate --like photo
-
-fedbn adapt runs/first --data new_site/ --as clinic --how join --rounds 20 --out runs/second
-
-fedbn predict runs/first --client clinic --data tomorrow/             then, like any client"""
-
+_EXAMPLES = console.examples(
+    "fedbn adapt runs/first --data new_site/ --as clinic",
+    "fedbn adapt runs/first --data new_site/ --as clinic --compare         needs labels",
+    "fedbn adapt runs/first --data new_site/ --as clinic --how reestimate --like photo",
+    "fedbn adapt runs/first --data new_site/ --as clinic --how join --rounds 20 --out runs/second",
+    "fedbn predict runs/first --client clinic --data tomorrow/             then, like any client",
+)
 
 _ROUNDS = 10
 
@@ -45,13 +55,9 @@ class How(StrEnum):
     JOIN = "join"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(epilog=_EXAMPLES)(adapt)
-
-
+@app.command(epilog=_EXAMPLES)
 def adapt(
-    run: Run,
+    run: console.Run,
     data: Annotated[
         Path,
         typer.Option(metavar="PATH", help="The site's data: pictures, a table or an npz file."),
@@ -88,24 +94,19 @@ def adapt(
     out: Annotated[
         Path | None, typer.Option(help="The folder of a joining run; RUN-NEWSITE unless given.")
     ] = None,
-    method: Method = None,
-    seed: Seed = None,
-    setting: Setting = None,
-    trust: Trust = None,
+    method: console.Method = None,
+    seed: console.Seed = None,
+    setting: console.Setting = None,
+    trust: console.Trust = None,
 ) -> None:
     """Give a site that never trained a local part of its own, and store it beside the run.
 
     Its statistics are exact over its data, which needs no labels. How far the site lies from
     the known ones is told, with a warning where no way can be trusted.
     """
-    from fedbn.data.new_samples import read_samples
-    from fedbn.errors import ConfigError
-    from fedbn.trained.adaptation import options_of
-    from fedbn.trained.local_parts import check_site
-
     if test is not None and not compare and how is not How.JOIN:
         raise ConfigError("--test is for --compare and for --how join")
-    trained = opened(run, method, seed, setting)
+    trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     samples = read_samples(data, trained.inputs, "train")
     for text in samples.notes:
@@ -114,7 +115,7 @@ def adapt(
     found: list[Compared] = []
     if compare:
         found = _compared(trained, site, samples, data, test, options_of(**base), rounds)
-        how = how or How(_best(found))
+        how = how or How(best(found))
     how = how or How.AVERAGE
     if how is How.JOIN:
         _join(trained, site, data, test, out, rounds or _ROUNDS)
@@ -131,36 +132,21 @@ def _compared(
     options: Options,
     rounds: int | None,
 ) -> list[Compared]:
-    from fedbn.trained.adaptation import compare, divided
-    from fedbn.trained.joining import labelled, own_test
-
     held = own_test(trained, samples, data, test)
     adapting, scoring = divided(_checked(trained, labelled(samples, data)), held, site)
     scoring = _checked(trained, scoring)
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
-    found = list(compare(trained, site, adapting, scoring, options, rounds))
+    found = list(adaptation.compare(trained, site, adapting, scoring, options, rounds))
     _print_compared(found)
     return found
 
 
 def _checked(trained: Trained, split: Split) -> Split:
-    from dataclasses import replace
-
-    from fedbn.trained.trained_run import samples_of
-
     return replace(split, x=samples_of(split.x, trained.inputs, "the data"))
 
 
-def _best(found: list[Compared]) -> str:
-    from fedbn.trained.adaptation import best
-
-    return best(found)
-
-
 def _print_compared(found: list[Compared]) -> None:
-    from fedbn.cli.data._common import print_table
-
     rows = []
     for one in found:
         if one.accuracy is None:
@@ -174,11 +160,6 @@ def _print_compared(found: list[Compared]) -> None:
 def _store(
     trained: Trained, site: str, samples: Samples, options: Options, found: list[Compared]
 ) -> None:
-    import torch
-
-    from fedbn.core.federation import Split
-    from fedbn.trained.adaptation import with_site
-
     labels = torch.zeros(len(samples), dtype=torch.int64) if samples.y is None else samples.y
     data = _checked(trained, Split(samples.x, labels))
     known, facts = samples.y is not None, {"scores": _scores(found)}
@@ -208,10 +189,6 @@ def _tell(made: Adaptation, site: str, samples: int, home: Path | None) -> None:
 def _join(
     trained: Trained, site: str, data: Path, test: Path | None, out: Path | None, rounds: int
 ) -> None:
-    from fedbn.cli.launching import launch
-    from fedbn.experiments.configuration import held_experiment
-    from fedbn.trained.joining import prepare_join
-
     assert trained.folder is not None
     target = out or trained.folder.with_name(f"{trained.folder.name}-{site}")
     folder = prepare_join(trained, site, data, target, rounds, test)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedbn.cli.output import emit, plain, stdout_console
+from fedbn.cli import console
+from fedbn.cli.console import emit, print_table, print_text
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import held_experiment
+from fedbn.results.comparison import (
+    SCORES,
+    Comparison,
+    Side,
+    compare as compared,
+    explanation,
+    markdown,
+    score_rows,
+)
+from fedbn.runs import metrics
+from fedbn.runs.folder import RunFolder
+from fedbn.text import printable
 
-if TYPE_CHECKING:
-    from fedbn.results.comparison import Comparison, Side
+app = console.commands()
 
-
-_EXAMPLES = """[bold]Examples[/bold]
-
-fedbn compare runs/before runs/after
-
-fedbn compare runs/first --methods fedavg,fedbn      what FedBN gains over FedAvg
-
-fedbn compare runs/before runs/after --format md > difference.md"""
+_EXAMPLES = console.examples(
+    "fedbn compare runs/before runs/after",
+    "fedbn compare runs/first --methods fedavg,fedbn      what FedBN gains over FedAvg",
+    "fedbn compare runs/before runs/after --format md > difference.md",
+)
 
 
 class Form(StrEnum):
@@ -31,11 +43,7 @@ class Form(StrEnum):
     JSON = "json"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(epilog=_EXAMPLES)(compare)
-
-
+@app.command(epilog=_EXAMPLES)
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two run folders, A and B; or one.")],
     methods: Annotated[
@@ -47,9 +55,6 @@ def compare(
     form: Annotated[Form, typer.Option("--format", help="text, md or json.")] = Form.TEXT,
 ) -> None:
     """Compare two runs, or two methods of one run, by a paired test over their seeds."""
-    from fedbn.errors import ConfigError
-    from fedbn.results.comparison import compare as compared
-
     names = _split(methods or "")
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs: legal are two, or one with --methods A,B")
@@ -76,11 +81,6 @@ def _split(text: str) -> list[str]:
 
 
 def _side(path: Path) -> Side:
-    from fedbn.experiments.configuration import held_experiment
-    from fedbn.results.comparison import Side
-    from fedbn.runs import metrics
-    from fedbn.runs.folder import RunFolder
-
     folder = RunFolder(path)
     held_experiment(folder)
     config = folder.read_request()
@@ -88,42 +88,21 @@ def _side(path: Path) -> Side:
 
 
 def _rendered(found: Comparison, form: Form) -> str:
-    import json
-
-    from fedbn.results.comparison import markdown
-
     if form is Form.MD:
         return markdown(found)
     return json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _print(found: Comparison) -> None:
-    from fedbn.results.comparison import SCORES, explanation, score_rows
-
-    console = stdout_console()
     if found.a != found.b:
-        console.print(f"A  {plain(found.a)}\nB  {plain(found.b)}\n")
-    for title, some in (
-        ("configuration", found.configuration),
-        ("environment", found.environment),
-    ):
+        emit(f"A  {printable(found.a)}\nB  {printable(found.b)}\n")
+    changes = {"configuration": found.configuration, "environment": found.environment}
+    for title, some in changes.items():
         if some:
-            console.print(_table((title, "A", "B"), [change.words for change in some]), "")
+            print_table((title, "A", "B"), [change.words for change in some])
+            emit()
     rows = [row for pair in found.pairs for row in score_rows(pair)]
-    console.print(_table(SCORES, rows, numbers=slice(2, 7)), "")
+    print_table(SCORES, rows, numbers=range(2, 7))
+    emit()
     for text in (explanation(found), *found.remarks):
-        console.print(plain(text))
-
-
-def _table(
-    header: tuple[str, ...], rows: list[tuple[str, ...]], numbers: slice = slice(0, 0)
-) -> object:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    right = set(header[numbers])
-    for title in header:
-        table.add_column(title, justify="right" if title in right else "left")
-    for row in rows:
-        table.add_row(*map(plain, row))
-    return table
+        print_text(text)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import json as codec
+from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedbn.cli.options import Trust
-from fedbn.cli.output import emit, printable
-from fedbn.cli.using import Method, Run, Seed, Setting, opened
+from fedbn.cli import console
+from fedbn.cli.console import emit, say
+from fedbn.text import printable
+from fedbn.trained.export import Exported, export as exported
+from fedbn.trained.opening import open_run
 
-if TYPE_CHECKING:
-    from fedbn.trained.export import Exported
+app = console.commands()
 
-
-_EXAMPLES = """[bold]Examples[/bold]
-
-fedbn export runs/first --client photo
-
-fedbn export runs/first --client photo --format onnx --out photo.onnx
-
-fedbn export runs/first --client photo --method fedavg --seed 1 --fold-bn"""
+_EXAMPLES = console.examples(
+    "fedbn export runs/first --client photo",
+    "fedbn export runs/first --client photo --format onnx --out photo.onnx",
+    "fedbn export runs/first --client photo --method fedavg --seed 1 --fold-bn",
+)
 
 
 class Form(StrEnum):
@@ -32,13 +32,9 @@ class Form(StrEnum):
     TORCH_EXPORT = "torch-export"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(epilog=_EXAMPLES)(export)
-
-
+@app.command(epilog=_EXAMPLES)
 def export(
-    run: Run,
+    run: console.Run,
     client: Annotated[
         str, typer.Option(help="Whose model: a training client's or an adapted site's.")
     ],
@@ -53,26 +49,21 @@ def export(
         typer.Option(metavar="PATH", help="The file, or a folder/; RUN/exports unless given."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
-    method: Method = None,
-    seed: Seed = None,
-    setting: Setting = None,
-    trust: Trust = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    method: console.Method = None,
+    seed: console.Seed = None,
+    setting: console.Setting = None,
+    trust: console.Trust = None,
+    json: console.Json = False,
 ) -> None:
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""
-    from fedbn.trained.export import export as exported
-
-    trained = opened(run, method, seed, setting)
+    trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)
     emit(_as_json(found) if json else printable(_sentence(found)))
 
 
 def _as_json(found: Exported) -> str:
-    import json
-    from dataclasses import asdict
-
     plain = {**asdict(found), "file": str(found.file), "card": str(found.card)}
-    return json.dumps(plain, indent=2, ensure_ascii=False)
+    return codec.dumps(plain, indent=2, ensure_ascii=False)
 
 
 def _sentence(found: Exported) -> str:

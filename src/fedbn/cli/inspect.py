@@ -1,28 +1,68 @@
-"""`fedbn inspect`: what a method exchanges of a model, entry by entry."""
+"""`fedbn ls` and `fedbn inspect`: what there is to choose from, and what it is made of."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import json as codec
+from math import prod
+from types import ModuleType
+from typing import Annotated, Any
 
+import torch
 import typer
+from rich.text import Text
+from torch import nn
 
-from fedbn.cli.output import emit, stdout_console
+import fedbn.datasets
+import fedbn.methods
+import fedbn.models
+from fedbn import registry
+from fedbn.cli import console
+from fedbn.cli.console import Json, emit, print_table, print_text
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.method import Method
+from fedbn.core.plan import materialize
+from fedbn.core.state import Entry, entries
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import experiments
+from fedbn.experiments.schema import ModelSection
+from fedbn.experiments.sources import model_builder
+from fedbn.methods import PARTS, parse_method
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fedbn.core.method import Method
-    from fedbn.core.state import Entry
+app = console.commands()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(
-        epilog="Examples: fedbn inspect digit_cnn   ·   "
-        "fedbn inspect my_module:Net --method silobn --input 1,64,64 --classes 2 --json"
-    )(inspect)
+@app.command(epilog="Example: fedbn ls   ·   fedbn ls --json")
+def ls(json: Json = False) -> None:
+    """List methods, parts of methods, models, data sets and experiments."""
+    found = {
+        "methods": _registered(fedbn.methods, "method"),
+        "parts, as in fedbn+prox(0.1)": {n: _first_line(part) for n, part in PARTS.items()},
+        "models": _registered(fedbn.models, "model"),
+        "data sets": _registered(fedbn.datasets, "data set"),
+        "experiments": experiments(),
+    }
+    if json:
+        emit(codec.dumps(found, indent=2))
+        return
+    for kind, names in found.items():
+        emit(f"{kind}:")
+        for name, text in names.items():
+            emit(f"  {name:18} {text}")
+    emit("\nYour own method, model or data set: module:callable")
 
 
+def _registered(package: ModuleType, what: str) -> dict[str, str]:
+    return {n: _first_line(registry.find(package, n, what)) for n in registry.names(package)}
+
+
+def _first_line(function: object) -> str:
+    return (function.__doc__ or "").strip().partition("\n")[0]
+
+
+@app.command(
+    epilog="Examples: fedbn inspect digit_cnn   ·   "
+    "fedbn inspect my_module:Net --method silobn --input 1,64,64 --classes 2 --json"
+)
 def inspect(
     model: Annotated[str, typer.Argument(help="A model's name, or module:callable.")],
     method: Annotated[str, typer.Option(help="The method.")] = "fedbn",
@@ -32,33 +72,19 @@ def inspect(
     classes: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help="Number of classes.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    json: Json = False,
 ) -> None:
     """Show every entry of a model: its kind, its size, and whether the method shares it."""
-    from fedbn.core.state import entries
-    from fedbn.methods import parse_method
-
     chosen = parse_method(method)
     found = entries(_built(model, input_, classes))
     chosen.check(found)
     if json:
-        import json as codec
-
         emit(codec.dumps(_as_json(model, chosen, found), indent=2))
     else:
         _print_table(chosen, found)
 
 
 def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
-    import torch
-
-    import fedbn.models
-    from fedbn import registry
-    from fedbn.core.federation import Client, Federation, Split
-    from fedbn.core.plan import materialize
-    from fedbn.experiments.schema import ModelSection
-    from fedbn.experiments.sources import model_builder
-
     known = name in registry.names(fedbn.models)
     example = (registry.facts(fedbn.models, name, "EXAMPLE") if known else None) or {}
     sizes = _shape(shape) if shape else example.get("input_shape", (3, 28, 28))
@@ -71,8 +97,6 @@ def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    from fedbn.errors import ConfigError
-
     parts = [part.strip() for part in text.replace("x", ",").split(",")]
     if not all(p.isdecimal() and len(p) < 7 and int(p) > 0 for p in parts) or len(parts) > 5:
         raise ConfigError(
@@ -106,8 +130,6 @@ def _as_json(model: str, method: Method, found: tuple[Entry, ...]) -> dict[str, 
 
 
 def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int]:
-    from math import prod
-
     shared, local = method.shared(found), method.local(found)
     return {
         "entries": len(found),
@@ -121,26 +143,25 @@ def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int]:
 
 
 def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("entry", "kind", "shape", "bytes", method.name):
-        table.add_column(escape(title), justify="right" if title == "bytes" else "left")
     shared = set(method.shared(found))
-    for entry in found:
-        kept = "shared" if entry in shared else "[bold]local[/bold]"
-        size = f"= {entry.alias_of}" if entry.alias_of else f"{entry.bytes:,}"
-        shape = "×".join(map(str, entry.shape)) or "1"
-        table.add_row(escape(entry.name), str(entry.kind), shape, escape(size), kept)
-    console = stdout_console()
-    console.print(table)
+    rows = [
+        [
+            entry.name,
+            entry.kind,
+            "×".join(map(str, entry.shape)) or "1",
+            f"= {entry.alias_of}" if entry.alias_of else f"{entry.bytes:,}",
+            "shared" if entry in shared else Text("local", "bold"),
+        ]
+        for entry in found
+    ]
+    print_table(["entry", "kind", "shape", "bytes", method.name], rows, numbers=(3,))
     totals = _totals(method, found)
-    console.print(
-        f"\n{totals['trainable_parameters']:,} trainable parameters. {method.name} shares "
+    emit()
+    print_text(
+        f"{totals['trainable_parameters']:,} trainable parameters. {method.name} shares "
         f"{totals['shared_entries']} entries ({totals['shared_bytes']:,} bytes) and keeps "
         f"{totals['local_entries']} local ({totals['local_bytes']:,} bytes): "
         f"{totals['bytes_a_round_and_client']:,} bytes a round and client, down and up."
     )
     for text in method.remarks(found):
-        console.print(escape(text))
+        print_text(text)

@@ -1,7 +1,9 @@
-"""The `fedbn` command: finds the sub-command, and turns errors into one line and an exit code."""
+"""The `fedbn` command: finds commands by name, and turns errors into a line and an exit code."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import io
 import logging
 import os
@@ -9,37 +11,100 @@ import shlex
 import signal
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from fedbn.cli import (
-    adapt,
-    compare,
-    data,
-    evaluate,
-    export,
-    federation,
-    inspect,
-    ls,
-    predict,
-    report,
-    reproduce,
-    resume,
-    run,
-    schema,
-    theory,
-)
-from fedbn.cli.output import printable, results_apart
+from fedbn import __version__
+from fedbn.cli.console import results_apart
 from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unforeseen
+from fedbn.flower import require_flower
+from fedbn.text import printable
 
 # The parser's own errors: click's, or those of the copy of click that newer typers carry.
 _parser: Any = sys.modules[typer.BadParameter.__module__]
 
+# Of each group: its commands, and the modules that have them.
+_COMMANDS = {
+    "fedbn": {
+        "run": "run",
+        "resume": "training",
+        "reproduce": "reproduce",
+        "predict": "predict",
+        "adapt": "adapt",
+        "evaluate": "predict",
+        "report": "report",
+        "compare": "compare",
+        "export": "export",
+        "inspect": "inspect",
+        "ls": "inspect",
+        "schema": "run",
+        "theory": "reproduce",
+    },
+    "data": {"ls": "data", "prepare": "data_prepare", "show": "data", "check": "data"},
+    "federation": {
+        "init": "federation",
+        "server": "federation",
+        "join": "federation",
+        "check": "federation_run",
+        "run": "federation_run",
+        "status": "federation",
+        "add-site": "federation",
+        "demo": "federation_run",
+    },
+}
+
+
+class Commands(TyperGroup):
+    """Names its commands from the table, and imports the one that is called.
+
+    A command's module imports all it needs, torch most of the time, which takes seconds that
+    `fedbn --help` need not wait for: what it lists is read from the sources.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self._modules = _COMMANDS[str(self.name)]
+        self.commands = {**{name: TyperCommand(name) for name in self._modules}, **self.commands}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command, to list it."""
+        command = super().get_command(ctx, cmd_name)
+        if command and cmd_name in self._modules:
+            command.help = _first_lines(self._modules[cmd_name])[cmd_name.replace("-", "_")]
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that words begin with; gives its name, itself and the other words."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in self._modules:
+            command = _loaded(self._modules[name], name)
+        return name, command, rest
+
+
+@cache
+def _first_lines(module: str) -> dict[str, str]:
+    """The first line of each function's docstring."""
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    return {each.name: (ast.get_docstring(each) or "").partition("\n")[0] for each in functions}
+
+
+def _loaded(module: str, name: str) -> Any:
+    if module.startswith("federation"):
+        require_flower()
+    made: Any = typer.main.get_command(importlib.import_module(f"fedbn.cli.{module}").app)
+    command = getattr(made, "commands", {name: made})[name]
+    command.callback = results_apart()(command.callback)  # help and completion print to stdout
+    return command
+
 
 app = typer.Typer(
     name="fedbn",
+    cls=Commands,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,44 +112,34 @@ app = typer.Typer(
     "4 data · 5 too few clients · 6 damaged run files · 130 interrupted, the state saved.",
 )
 
+data = typer.Typer(
+    name="data",
+    cls=Commands,
+    invoke_without_command=True,
+    help="List, prepare, show and check data: the paper's, and your own.",
+    epilog="Examples: fedbn data ls   ·   fedbn data prepare digits   ·   "
+    "fedbn data show digits_mini --out digits.png   ·   fedbn data check my_pictures/",
+)
+app.add_typer(data)
 
-for module in (
-    run,
-    resume,
-    reproduce,
-    predict,
-    adapt,
-    evaluate,
-    report,
-    compare,
-    export,
-    inspect,
-    ls,
-    data,
-    schema,
-    federation,
-    theory,
-):
-    module.add_to(app)
-
-
-def _keep_results_apart(commands: typer.Typer) -> None:
-    """Give every command stdout for its results alone; help and completion are not commands."""
-    for command in commands.registered_commands:
-        if command.callback:
-            command.callback = results_apart()(command.callback)
-    for group in commands.registered_groups:
-        if group.typer_instance:
-            _keep_results_apart(group.typer_instance)
+federation = typer.Typer(
+    name="federation",
+    cls=Commands,
+    help="Sites on separate machines, over Flower: keys, TLS, runs that survive.",
+    no_args_is_help=True,
+    epilog="First: fedbn federation demo   ·   then: init, server, join at each site, run.",
+)
+app.add_typer(federation)
 
 
-_keep_results_apart(app)
+@data.callback()
+def _data(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def _version(asked: bool) -> None:
     if asked:
-        from fedbn import __version__
-
         print(f"fedbn {__version__}")
         raise typer.Exit
 

@@ -1,39 +1,44 @@
-"""`fedbn predict`: a client's model on further samples."""
+"""`fedbn predict` and `fedbn evaluate`: a run's models on further samples."""
 
 from __future__ import annotations
 
+import math
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedbn.cli.options import Trust
-from fedbn.cli.output import emit
-from fedbn.cli.using import Method, Run, Seed, Setting, check_out, opened, say, write_out
+from fedbn.cli import console
+from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
+from fedbn.core.federation import Split
+from fedbn.data.new_samples import read_samples
+from fedbn.errors import ConfigError, DataError
+from fedbn.runs.folder import write_atomically
+from fedbn.trained.evaluation import Matrix, evaluate_all
+from fedbn.trained.opening import open_run
+from fedbn.trained.trained_run import Predictions, Trained, predict as predicted, samples_of
 
-if TYPE_CHECKING:
-    from fedbn.trained.trained_run import Predictions
+_PREDICT = console.examples(
+    "fedbn predict runs/first --client photo --data scans/                 a table on the terminal",
+    "fedbn predict runs/first --client photo --data scans/ --out predictions.csv",
+    "fedbn predict runs/first --client clinic --data patients.csv --method fedavg --seed 1",
+)
 
-
-_EXAMPLES = """[bold]Examples[/bold]
-
-fedbn predict runs/first --client photo --data scans/                 a table on the terminal
-
-fedbn predict runs/first --client photo --data scans/ --out predictions.csv
-
-fedbn predict runs/first --client clinic --data patients.csv --method fedavg --seed 1"""
-
+_EVALUATE = console.examples(
+    "fedbn evaluate runs/first                                    accuracy, a row a client's model",
+    "fedbn evaluate runs/first --metric auroc --out scores.json   all metrics, with intervals",
+    "fedbn evaluate runs/first --data new_site/ --method fedavg",
+)
 
 _SHOWN = 10
 
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(epilog=_EXAMPLES)(predict)
+app = console.commands()
 
 
+@app.command(epilog=_PREDICT)
 def predict(
-    run: Run,
+    run: console.Run,
     client: Annotated[
         str, typer.Option(help="Whose model: a training client's or an adapted site's.")
     ],
@@ -47,38 +52,33 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A CSV file for all rows.")
     ] = None,
-    method: Method = None,
-    seed: Seed = None,
-    setting: Setting = None,
-    trust: Trust = None,
+    method: console.Method = None,
+    seed: console.Seed = None,
+    setting: console.Setting = None,
+    trust: console.Trust = None,
 ) -> None:
     """Predict with a client's model: one row an input, its class and all probabilities.
 
     Where the data has labels, the accuracy is told too.
     """
-    from fedbn.data.new_samples import read_samples
-    from fedbn.trained.trained_run import predict as predicted
-
     check_out(out)
-    trained = opened(run, method, seed, setting)
+    trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     trained.model(client)
     samples = read_samples(data, trained.inputs)
     for text in samples.notes:
         say(text)
     found = predicted(trained, client, samples)
     if out is None:
-        _print(found)
+        _print_predictions(found)
     else:
-        write_out(out, found.to_csv())
+        write_atomically(out, found.to_csv(), ConfigError)
         say(f"{len(found.inputs)} rows: {out}")
     if found.accuracy is not None:
         right = round(found.accuracy * len(found.inputs))
         emit(f"accuracy {found.accuracy:.1%} ({right} of {len(found.inputs)})")
 
 
-def _print(found: Predictions) -> None:
-    from fedbn.cli.data._common import print_table
-
+def _print_predictions(found: Predictions) -> None:
     labelled = found.labels is not None
     rows = [
         [row[0], row[1], *(row[2:3] if labelled else []), f"{chances.max():.3f}"]
@@ -88,3 +88,89 @@ def _print(found: Predictions) -> None:
     print_table(titles, rows)
     if len(found.inputs) > _SHOWN:
         say(f"the first {_SHOWN} of {len(found.inputs)}; --out FILE writes all, with every class")
+
+
+class Metric(StrEnum):
+    """The metrics of `fedbn.use.metrics`."""
+
+    ACCURACY = "accuracy"
+    BALANCED_ACCURACY = "balanced_accuracy"
+    MACRO_F1 = "macro_f1"
+    AUROC = "auroc"
+    CALIBRATION_ERROR = "calibration_error"
+
+
+@app.command(epilog=_EVALUATE)
+def evaluate(
+    run: console.Run,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Labelled data to score on, in place of the run's test data."
+        ),
+    ] = None,
+    metric: Annotated[Metric, typer.Option(help="What to print.")] = Metric.ACCURACY,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="All metrics: .json, or .csv with a row a number."),
+    ] = None,
+    resamples: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Bootstrap resamples behind an interval.")
+    ] = 1000,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    method: console.Method = None,
+    seed: console.Seed = None,
+    setting: console.Setting = None,
+    trust: console.Trust = None,
+) -> None:
+    """Score every client's model on every domain's test data: who may use whose model.
+
+    Accuracy, balanced accuracy, macro F1, AUROC and calibration error, each with a 95 % interval
+    by bootstrap. Sites that were adapted are rows like the others.
+    """
+    check_out(out)
+    if out is not None and out.suffix.lower() not in (".json", ".csv"):
+        raise ConfigError(f"--out {out}: legal are names that end in .json or .csv")
+    trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
+    tests = None if data is None else _tests(trained, data)
+    found = evaluate_all(trained, tests, resamples=resamples)
+    if out is not None:
+        content = found.to_json() if out.suffix.lower() == ".json" else found.to_csv()
+        write_atomically(out, content, ConfigError)
+        say(f"all metrics: {out}")
+    if json:
+        emit(found.to_json().decode(), end="")
+    else:
+        _print_matrix(found, metric)
+
+
+def _tests(trained: Trained, data: Path) -> dict[str, Split]:
+    samples = read_samples(data, trained.inputs)
+    for text in samples.notes:
+        say(text)
+    if samples.y is None:
+        raise DataError(
+            f"{data}: no labels; to score a model they are needed (`fedbn predict` needs none)"
+        )
+    x = samples_of(samples.x, trained.inputs, str(data))
+    return {data.resolve().stem or "data": Split(x, samples.y)}
+
+
+def _print_matrix(found: Matrix, metric: Metric) -> None:
+    percent = metric is Metric.ACCURACY or metric is Metric.BALANCED_ACCURACY
+    title = f"{metric.replace('_', ' ')}{', %' if percent else ''}"
+    rows = [
+        [client, *(_cell(found.values[metric][client][d], percent) for d in found.domains)]
+        for client in found.clients
+    ]
+    print_table([f"{title}: model of", *found.domains], rows, BUT_FIRST)
+    sizes = ", ".join(f"{domain} {found.samples[domain]}" for domain in found.domains)
+    say(f"95 % intervals in brackets; test samples: {sizes}")
+
+
+def _cell(value: tuple[float, float, float], percent: bool) -> str:
+    if math.isnan(value[0]):
+        return "–"
+    scale, digits = (100, 1) if percent else (1, 3)
+    point, low, high = (f"{scale * number:.{digits}f}" for number in value)
+    return f"{point} [{low}, {high}]"

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fedbn.cli.options import Trust
-from fedbn.cli.output import emit, printable
-from fedbn.cli.using import Method, Seed, Setting, say
+from fedbn import __version__
+from fedbn.cli import console
+from fedbn.cli.console import emit, say
+from fedbn.errors import ConfigError
+from fedbn.report import page
+from fedbn.report.contents import RunContents
+from fedbn.report.document import html, markdown
+from fedbn.report.reading import gather
+from fedbn.runs.folder import explained, write_atomically
+from fedbn.text import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+app = console.commands()
 
-    from fedbn.report.contents import RunContents
-
-
-_EXAMPLES = """[bold]Examples[/bold]
-
-fedbn report runs/first                             writes runs/first/report.html
-
-fedbn report runs/before runs/after --out both.html
-
-fedbn report runs/first --method fedavg --seed 1 --format md"""
+_EXAMPLES = console.examples(
+    "fedbn report runs/first                             writes runs/first/report.html",
+    "fedbn report runs/before runs/after --out both.html",
+    "fedbn report runs/first --method fedavg --seed 1 --format md",
+)
 
 
 class Form(StrEnum):
@@ -34,11 +36,7 @@ class Form(StrEnum):
     MD = "md"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(epilog=_EXAMPLES)(report)
-
-
+@app.command(epilog=_EXAMPLES)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     out: Annotated[
@@ -48,10 +46,10 @@ def report(
     form: Annotated[
         Form | None, typer.Option("--format", help="html, or md for Markdown without drawings.")
     ] = None,
-    method: Method = None,
-    seed: Seed = None,
-    setting: Setting = None,
-    trust: Trust = None,
+    method: console.Method = None,
+    seed: console.Seed = None,
+    setting: console.Setting = None,
+    trust: console.Trust = None,
 ) -> None:
     """Write a report that needs nothing beside itself: results, curves, what is shared, examples.
 
@@ -71,8 +69,6 @@ def report(
 
 def _check(file: Path) -> None:
     """Refuse a place that cannot be written before minutes of work."""
-    from fedbn.errors import ConfigError
-
     if file.is_dir():
         raise ConfigError(f"--out {file} is a folder; name a file in it, as {file / 'report.html'}")
     if not file.parent.is_dir() and file.parent.exists():
@@ -82,11 +78,6 @@ def _check(file: Path) -> None:
 def _made(
     runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
 ) -> tuple[bytes, list[str]]:
-    from fedbn import __version__
-    from fedbn.report import page
-    from fedbn.report.document import html, markdown
-    from fedbn.report.reading import gather
-
     found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
     whole = page(found)
     text = (html if form is Form.HTML else markdown)(whole, __version__)
@@ -102,9 +93,6 @@ def _said(run: RunContents) -> Iterator[str]:
 
 
 def _write(file: Path, content: bytes) -> None:
-    from fedbn.errors import ConfigError
-    from fedbn.runs.folder import explained, write_atomically
-
     with explained(file, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)

@@ -1,32 +1,70 @@
-"""`fedbn reproduce`: the paper's tables and figures, one name each."""
+"""`fedbn reproduce` and `fedbn theory`: the paper's tables, figures and theory.
+
+Each item goes into a folder of its own; what cannot run is listed as skipped.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fedbn.cli.options import Trust, Workers
+from fedbn.cli import console
+from fedbn.cli.console import emit, print_table, print_text, say
+from fedbn.cli.progress import Stopper
+from fedbn.cli.training import train
+from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unforeseen
+from fedbn.experiments.configuration import SCALES, checked
+from fedbn.paper import output
+from fedbn.paper.configurations import Asked, asked, is_there, shown_run
+from fedbn.paper.items import ALL, Entry, Outcome, Request, Scale, entries, find
+from fedbn.paper.output import produce
+from fedbn.paper.paper_figures import draw_theory
+from fedbn.paper.theory import study
+from fedbn.results.aggregate import Records
+from fedbn.runs import metrics
+from fedbn.runs.folder import RunFolder, write_atomically
+from fedbn.text import printable
 
-_EXAMPLES = """[bold]Examples[/bold]
+app = console.commands()
 
-fedbn reproduce --list
-
-fedbn reproduce digits-methods --scale quick
-
-fedbn reproduce abide --scale paper --workers 2        interrupted? the same command goes on
-
-fedbn reproduce office --from runs/my-run              shows a run of your own, trains nothing
-
-fedbn reproduce all --scale quick --out reproduction/"""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(epilog=_EXAMPLES)(reproduce)
+_EXAMPLES = console.examples(
+    "fedbn reproduce --list",
+    "fedbn reproduce digits-methods --scale quick",
+    "fedbn reproduce abide --scale paper --workers 2        interrupted? the same command goes on",
+    "fedbn reproduce office --from runs/my-run              "
+    "shows a run of your own, trains nothing",
+    "fedbn reproduce all --scale quick --out reproduction/",
+)
 
 
+@dataclass(frozen=True)
+class Flags:
+    """The flags of the command."""
+
+    scale: str
+    seeds: list[int]
+    settings: list[str]
+    source: Path | None
+    out: Path | None
+    workers: int
+
+    def folder(self, entry: Entry, several: bool) -> Path:
+        """Where an item goes."""
+        end = "from-run" if self.source else self.scale
+        name = f"{entry.name}-{end}"
+        if self.out is None:
+            return Path("runs") / "reproduce" / name
+        return self.out / name if several else self.out
+
+
+@app.command(epilog=_EXAMPLES)
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="An item of --list, FILE.toml with [reproduce], or all.")
@@ -38,27 +76,185 @@ def reproduce(
         str, typer.Option(help="quick (minutes, settings cut) or paper (the paper's settings).")
     ] = "quick",
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be repeated.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration."),
-    ] = None,
+    set_: console.Settings = None,
     from_: Annotated[
         Path | None, typer.Option("--from", metavar="RUN", help="Show this run; train nothing.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for what comes out; with all, the one above.")
     ] = None,
-    workers: Workers = None,
-    trust: Trust = None,
+    workers: console.Workers = None,
+    trust: console.Trust = None,
 ) -> None:
     """Get a table or figure of the paper, with the paper's numbers beside ours."""
-    from fedbn.cli import reproducing
-    from fedbn.errors import ConfigError
-
     if list_:
-        reproducing.print_list()
+        _print_list()
     elif name is None:
         raise ConfigError("reproduce: no item; `fedbn reproduce --list` names them")
     else:
-        order = reproducing.Order(scale, seed or [], set_ or [], from_, out, workers or 0)
-        reproducing.reproduce_all(name, order)
+        _reproduce(name, Flags(scale, seed or [], set_ or [], from_, out, workers or 0))
+
+
+def _print_list() -> None:
+    """Name every item: where in the paper, what it shows, what it needs and costs."""
+    for entry in entries():
+        cost: Mapping[str, str] = entry.how.get("cost", {})
+        needs = [*entry.how.get("needs", ()), str(entry.raw.get("data", {}).get("name", ""))]
+        said = [f"{n} ({'there' if is_there(n) else 'not there'})" for n in needs if n]
+        emit(f"{entry.name}\n    {entry.title}")
+        emit(f"    paper: {entry.how.get('place', '')}")
+        emit(f"    needs: {', '.join(said) or 'nothing'}")
+        emit(f"    on 2 cores: quick {cost.get('quick', '?')}, paper {cost.get('paper', '?')}")
+
+
+def _reproduce(name: str, flags: Flags) -> None:
+    """Reproduce one item, or all; what lacks its data is skipped when all are asked for."""
+    if flags.scale not in SCALES:
+        raise ConfigError(f"--scale {flags.scale!r}: legal are {', '.join(SCALES)}")
+    chosen, several = find(name), name == ALL
+    if several and flags.source:
+        raise ConfigError("--from shows one run: name one item, not all")
+    told, failed = [], False
+    for entry in chosen:
+        begun = time.monotonic()
+        try:
+            _one(entry, flags, several)
+            told.append(f"{entry.name}: done in {time.monotonic() - begun:.0f} s")
+        except Interrupted:
+            raise
+        except (FedbnError, OSError) as error:
+            if not several:
+                raise
+            skipped = isinstance(error, DataError)
+            failed |= not skipped
+            told.append(f"{entry.name}: {'skipped' if skipped else 'failed'}: {_line(error)}")
+            say(told[-1])
+    if several:
+        emit("\n" + "\n".join(printable(line) for line in told))
+    if failed:
+        raise FedbnError("not all items could be reproduced; see the lines above")
+
+
+def _line(error: Exception) -> str:
+    return str(error) if isinstance(error, FedbnError) else unforeseen(error)
+
+
+def _one(entry: Entry, flags: Flags, several: bool) -> None:
+    folder = flags.folder(entry, several)
+    if flags.source:
+        wanted = shown_run(entry, flags.source, flags.seeds or flags.settings)
+    else:
+        wanted = asked(entry, flags.scale, {"seeds": flags.seeds}, flags.settings)
+        if wanted.lacking:
+            raise DataError(
+                f"{entry.name} at {flags.scale} scale needs {', '.join(wanted.lacking)}, which is "
+                "not there: `fedbn data ls` says how to get it, FEDBN_DATA names its folder"
+            )
+    say(f"{entry.name}: {entry.title} -> {folder}")
+    request = _request(entry, wanted, flags, folder)
+    outcome = produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]]))
+    _print(outcome, folder)
+
+
+def _request(entry: Entry, wanted: Asked, flags: Flags, folder: Path) -> Request:
+    scale: Scale = "quick" if flags.scale == "quick" else "paper"
+    begin = "" if flags.source or flags.scale == "paper" else "Quick scale: "
+    return Request(
+        name=entry.name,
+        scale=scale,
+        folder=folder,
+        experiment=wanted.raw,
+        train=lambda raw, place: _records(raw, folder / place, flags),
+        tell=say,
+        workers=flags.workers,
+        label=begin + "; ".join(wanted.changes),
+        changes=wanted.changes,
+        comparable=wanted.comparable,
+        source=flags.source,
+    )
+
+
+def _records(raw: Mapping[str, Any], place: Path, flags: Flags) -> Records:
+    """Train in a run folder, go on with it, or read the one that is shown."""
+    if flags.source:
+        return metrics.read(RunFolder(flags.source).metrics)
+    folder = RunFolder(place)
+    config = {key: value for key, value in raw.items() if key not in ("reproduce", "quick")}
+    made: list[Path] = []
+    if not folder.config.exists() and not folder.request.exists():
+        made = folder.begin(config)
+    try:
+        with folder.locked(), Stopper() as stop:
+            train(folder, checked(config, place.name), stop, workers=flags.workers)
+    except Interrupted as error:
+        raise Interrupted(f"{error}; the same command goes on from there") from error
+    except ConfigError as error:
+        if not folder.config.exists():
+            raise
+        raise ConfigError(f"{place}: {error} with --out") from error
+    finally:
+        if not folder.config.exists():
+            folder.abandon(made)
+    return metrics.read(folder.metrics)
+
+
+def _print(outcome: Outcome, folder: Path) -> None:
+    for table in outcome.tables:
+        emit()
+        print_text(table.title, "bold")
+        print_table((*table.head, *table.columns), output.lines(table))
+        print_text(output.notes(table))
+    for remark in outcome.remarks:
+        print_text(remark)
+    names = "".join(f", {figure.name}" for figure in outcome.figures)
+    written = f"README.md, tables as CSV, Markdown and LaTeX{names}"
+    print(f"\nwritten into {folder}: {written}", file=sys.stderr)
+
+
+@app.command(epilog="Examples: fedbn theory   ·   fedbn theory --alpha 10 --out theory/")
+def theory(
+    width: Annotated[int, typer.Option(min=1, help="Neurons, the paper's m.")] = 1024,
+    alpha: Annotated[float, typer.Option(min=0.001, help="Deviation at the start.")] = 4.0,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of gradient descent.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Decides data and network.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the figure (SVG, PNG) and theory.json.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+) -> None:
+    """Compare FedAvg's and FedBN's kernels, bounds and measured convergence (section 4).
+
+    docs/theory.md explains every number.
+    """
+    found = study(width=width, alpha=alpha, steps=steps, seed=seed)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "theory.json", (found.to_json() + "\n").encode())
+        pictures = draw_theory(found.to_dict(), out)
+        say(f"wrote {', '.join(str(p) for p in pictures)}, theory.json")
+    emit(found.to_json()) if json else _print_theory(found.to_dict())
+
+
+def _print_theory(found: dict[str, Any]) -> None:
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "least eigenvalue of G∞": lambda b: f"{b['printed']['mu']:.4g}",
+        "least eigenvalue of the limit of G(0)": lambda b: f"{b['start']['mu']:.4g}",
+        "least eigenvalue of Λ(0)": lambda b: f"{b['kernels']['total'][0]:.4g}",
+        "the same in federated rounds": lambda b: f"{b['kernels']['of_rounds'][0]:.4g}",
+        "error at the end, joint descent": lambda b: f"{b['measured'][-1]:.3g}",
+        "error at the end, federated rounds": lambda b: f"{b['rounds'][-1]:.3g}",
+        "bound with G∞ broken at step": lambda b: _step(b["printed"]["violation"]),
+        "bound with the limit of G(0) broken at": lambda b: _step(b["start"]["violation"]),
+        "width the theorem asks for (G∞)": lambda b: f"{b['printed']['width']:.3g}",
+        "width the theorem asks for (limit)": lambda b: f"{b['start']['width']:.3g}",
+    }
+    emit(f"{'':40} {'FedAvg':>12} {'FedBN':>12}")
+    for name, value in rows.items():
+        emit(f"{name:40} {value(found['fedavg']):>12} {value(found['fedbn']):>12}")
+    checks = found["checks"]
+    emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {'holds' if checks['corollary'] else 'fails'}")
+    emit(f"Lemma 4.3, both positive definite: {'holds' if checks['definite'] else 'fails'}")
+
+
+def _step(violation: int | None) -> str:
+    return "never" if violation is None else str(violation)

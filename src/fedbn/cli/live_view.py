@@ -10,17 +10,15 @@ import os
 import statistics
 import threading
 import time
-from typing import TYPE_CHECKING
 
-from fedbn.cli.clock import Clock
-from fedbn.cli.output import printable
-from fedbn.cli.progress import job_name, remark
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from fedbn.cli.progress import Clock, job_name, remark
 from fedbn.experiments.jobs import Event, Key
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.text import Text
-
+from fedbn.text import printable
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MAX_JOBS, _MAX_CLIENTS = 6, 10
@@ -32,9 +30,6 @@ class LiveView:
     """A listener that redraws the lower end of the terminal; remarks scroll by above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         plain = bool(os.environ.get("NO_COLOR"))
         self._console = console or Console(stderr=True, color_system=None if plain else "auto")
         self.picture = Picture()
@@ -179,9 +174,6 @@ class Pen:
 
     def line(self, text: str, style: str = "") -> Text:
         """One line, cut to the width."""
-        from rich.cells import cell_len
-        from rich.text import Text
-
         if self._ascii:
             text = text.encode("ascii", "replace").decode()
         if cell_len(text) > self.width:
@@ -194,8 +186,6 @@ class Pen:
 
     def cell(self, text: str, width: int) -> str:
         """A text of exactly this width, wide signs counted as two."""
-        from rich.cells import cell_len, set_cell_size
-
         if cell_len(text) > width > 1:
             return set_cell_size(text, width - 1) + ("." if self._ascii else "…")
         return set_cell_size(text, width)

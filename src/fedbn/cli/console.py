@@ -1,0 +1,156 @@
+"""What commands have in common: their options, results on stdout, remarks on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Literal, TextIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedbn import registry
+from fedbn.errors import ConfigError
+from fedbn.text import printable
+
+
+def _trust(modules: list[str] | None) -> list[str] | None:
+    registry.trust(modules or ())
+    return modules
+
+
+Run = Annotated[Path, typer.Argument(help="The run folder.")]
+
+Method = Annotated[
+    str | None,
+    typer.Option(help="Which method of the run; fedbn if it is there, else the first."),
+]
+
+Seed = Annotated[int | None, typer.Option(help="Which seed; the first unless given.")]
+
+Setting = Annotated[
+    str | None, typer.Option(help="Which setting of a sweep; the first unless given.")
+]
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration."),
+]
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=1024,
+        envvar="FEDBN_WORKERS",
+        help="Cores to use, 0 for what the configuration says, or all; changes no result.",
+    ),
+]
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        callback=_trust,
+        help="A module whose code the files may name, as module:callable; may be repeated.",
+    ),
+]
+
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TRACKER", help="tensorboard, mlflow or module:callable; may be repeated."
+    ),
+]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+
+ResultsAsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
+
+BUT_FIRST = range(1, sys.maxsize)  # columns
+
+_kept: list[TextIO] = []  # stdout, while a command has it for itself
+
+
+def commands() -> typer.Typer:
+    """What the commands of a module are registered with."""
+    return typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\n\n".join(["[bold]Examples[/bold]", *lines])
+
+
+@contextmanager
+def results_apart() -> Iterator[None]:
+    """Keep stdout for results: what a user's own model or data prints goes to stderr."""
+    _kept.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _kept.pop()
+
+
+def say(text: str) -> None:
+    """Print a remark on stderr, on one line."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def emit(text: str = "", end: str = "\n") -> None:
+    """Print a result."""
+    print(text, end=end, file=_stdout())
+
+
+def print_table(
+    titles: Sequence[str], rows: Iterable[Sequence[object]], numbers: Container[int] = ()
+) -> None:
+    """Print a table on stdout; names may hold anything.
+
+    Args:
+        titles: Of the columns.
+        rows: A row a line; a cell that is a `Text` keeps its style.
+        numbers: The places of the columns that are put to the right.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, title in enumerate(titles):
+        side: Literal["right", "left"] = "right" if place in numbers else "left"
+        table.add_column(Text(printable(title)), justify=side, overflow="fold")
+    for row in rows:
+        table.add_row(*(c if isinstance(c, Text) else Text(printable(str(c))) for c in row))
+    _console().print(table)
+
+
+def print_text(text: str, style: str = "") -> None:
+    """Print a sentence on stdout, wrapped where a person looks; it may quote anything."""
+    _console().print(Text(printable(text), style))
+
+
+def _console() -> Console:
+    """Make a console for results: wide where nobody looks, plain where NO_COLOR asks for it."""
+    stream = _stdout()
+    width = None if stream.isatty() else 10_000
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(file=stream, width=width, highlight=False, color_system=colours)
+
+
+def _stdout() -> TextIO:
+    return _kept[-1] if _kept else sys.stdout
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is computed."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: a folder; give a file")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: no such folder {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise ConfigError(f"--out {out}: {out.parent} cannot be written")

@@ -1,0 +1,277 @@
+"""`fedbn data ls`, `data show`, `data check`: which data there is, how it looks, what is wrong."""
+
+from __future__ import annotations
+
+import json as codec
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import fedbn.datasets
+from fedbn import registry
+from fedbn.cli import console
+from fedbn.cli.console import BUT_FIRST, emit, print_table, say
+from fedbn.core.federation import Client, Federation, Finding, in_order
+from fedbn.data.benchmarks import PicturesInfo
+from fedbn.data.checks import examine, examine_benchmark, examine_path
+from fedbn.data.storage import data_root
+from fedbn.data.survey import survey
+from fedbn.datasets import info_of
+from fedbn.datasets.own_files import arrays, tables
+from fedbn.errors import ConfigError, DataError
+from fedbn.experiments import configuration
+from fedbn.experiments.schema import DataSection
+from fedbn.experiments.sources import data_name, load_federation
+from fedbn.results.data_figure import draw_data
+from fedbn.text import counted
+
+app = console.commands()
+
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="An option of the data set, as `fedbn run` takes it; data. may be left out.",
+    ),
+]
+
+_CHECK = console.examples(
+    "fedbn data check digits_mini",
+    "fedbn data check my_pictures/",
+    "fedbn data check patients.csv --set label=outcome --set site=hospital",
+    "fedbn data check office_caltech10 --json",
+)
+
+_SHOW = console.examples(
+    "fedbn data show digits_mini                  draws data-digits_mini.png",
+    "fedbn data show digits --set percent=1 --out digits.svg",
+    "fedbn data show my_pictures/ --set size=64",
+    "fedbn data show patients.csv --set label=outcome --set site=hospital --json",
+)
+
+_WIDE = 20
+_DRAWN = (".png", ".svg")
+
+
+def section_of(data: str, settings: Sequence[str] | None) -> DataSection:
+    """Understand a data set's name or a path, and `--set key=value`.
+
+    A registered name is that data set, even where a folder of that name lies here: `./digits` is
+    the folder.
+    """
+    named = data in registry.names(fedbn.datasets) or not configuration.looks_like_path(data)
+    dotted = [s if s.startswith("data.") else f"data.{s}" for s in settings or ()]
+    flags = {"data.name" if named else "data.path": data}
+    raw = configuration.request(None, flags, dotted, "--set")
+    return configuration.checked(raw, "--set").data
+
+
+def subjects(client: Client) -> list[int]:
+    """Count the groups of samples, in training and in test; empty where there are none."""
+    splits = (client.train, client.tests[client.domain])
+    return [len(split.groups.unique()) for split in splits if split.groups is not None]
+
+
+@app.command(epilog="Example: fedbn data ls   ·   fedbn data ls --json")
+def ls(json: console.Json = False) -> None:
+    """List data sets: clients, classes, shape, whether they are here, origin and licence."""
+    found = _found()
+    if json:
+        emit(codec.dumps({"root": str(data_root()), "data": found}, indent=2, ensure_ascii=False))
+        return
+    titles = ("name", "clients", "classes", "shape", "here", "from", "licence")
+    print_table(titles, (_row(each) for each in found))
+    say(f"Files are looked for in {data_root()}, or wherever FEDBN_DATA says.")
+    say("`fedbn data prepare NAME` gets them; for your own data give a path in place of a name.")
+
+
+def _found() -> list[dict[str, Any]]:
+    infos = {name: info_of(name) for name in registry.names(fedbn.datasets)}
+    return [
+        {
+            "name": name,
+            **{key: value for key, value in asdict(info).items() if key != "benchmark"},
+            "here": info.is_there() and info.is_installed(),
+            "installed": info.is_installed(),
+        }
+        for name, info in infos.items()
+    ]
+
+
+def _row(facts: dict[str, Any]) -> list[object]:
+    own = facts["source"] == "data.path"
+    here = "yours" if own else "yes" if facts["here"] else "no"
+    if not facts["installed"]:
+        here = f"needs fedbn[{facts['extra']}]"
+    source = "your own files" if own else facts["source"]
+    classes = facts["classes"] or "any"
+    return [
+        facts["name"],
+        facts["clients"],
+        classes,
+        facts["shape"],
+        here,
+        source,
+        facts["licence"],
+    ]
+
+
+@app.command(epilog=_SHOW)
+def show(
+    data: Annotated[str, typer.Argument(help="A data set's name, or the path of your own data.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The picture, .png or .svg; data-NAME.png unless given."),
+    ] = None,
+    set_: Options = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; draw only where --out is given.")
+    ] = False,
+) -> None:
+    """Draw examples and histograms of every client; print counts and distances.
+
+    Distance 0 means alike; 1, as far apart as samples are from the mean of all.
+    The diagonal compares two halves of one client: what chance alone gives.
+    """
+    if out is not None and out.suffix.lower() not in _DRAWN:
+        raise ConfigError(f"--out {out}: legal are names that end in {' or '.join(_DRAWN)}")
+    section = section_of(data, set_)
+    sentence = data_name(section)[1]
+    if sentence:
+        say(sentence)
+    federation = load_federation(section)
+    found = survey(federation)
+    if out or not json:
+        _draw(found, out or Path("data-" + re.sub(r"[^\w.-]+", "_", federation.name) + ".png"))
+    if json:
+        _print_json(found)
+    else:
+        _print(found, federation)
+
+
+def _draw(found: dict[str, Any], file: Path) -> None:
+    try:
+        draw_data(found, file)
+    except OSError as error:
+        raise ConfigError(f"--out {file}: cannot be written ({error.strerror})") from error
+    say(f"picture: {file}")
+
+
+def _print_json(found: dict[str, Any]) -> None:
+    plain = {key: value for key, value in found.items() if key != "examples"}
+    plain["distances"] = [[None if math.isnan(d) else d for d in r] for r in found["distances"]]
+    emit(codec.dumps(plain, indent=2))
+
+
+def _print(found: dict[str, Any], federation: Federation) -> None:
+    for remark in found["remarks"]:
+        say(remark)
+    for part, title in (("train", "training samples"), ("test", "test samples")):
+        _print_counts(title, found["clients"], found["classes"], found[part])
+        emit()
+    groups = {client.name: subjects(client) for client in federation.clients}
+    if any(groups.values()):
+        rows = ([name, *counts] for name, counts in groups.items())
+        print_table(["subjects", "training", "test"], rows, numbers=BUT_FIRST)
+        emit()
+    apart = [
+        [name, *(f"{d:.2f}" for d in row)]
+        for name, row in zip(found["clients"], found["distances"], strict=True)
+    ]
+    print_table(["Fréchet distance", *found["clients"]], apart, numbers=BUT_FIRST)
+
+
+def _print_counts(
+    title: str, clients: list[str], classes: list[str], counts: list[list[int]]
+) -> None:
+    """Print a row a client; or a row a class, where there are many."""
+    if len(classes) <= _WIDE:
+        rows = [[name, *row, sum(row)] for name, row in zip(clients, counts, strict=True)]
+        print_table([title, *classes, "all"], rows, numbers=BUT_FIRST)
+        return
+    columns = zip(*counts, strict=True)
+    by_class = [[name, *column] for name, column in zip(classes, columns, strict=True)]
+    total = ["all", *map(sum, counts)]
+    print_table([title, *clients], [*by_class, total], numbers=BUT_FIRST)
+
+
+@app.command(epilog=_CHECK)
+def check(
+    data: Annotated[str, typer.Argument(help="A data set's name, or the path of your own data.")],
+    set_: Options = None,
+    json: console.Json = False,
+) -> None:
+    """Read all data and report faults, each with its severity, site and file.
+
+    An error would stop a run: only then the exit code is 4.
+    A warning may spoil its result; a note is good to know.
+    """
+    found = _findings(section_of(data, set_))
+    counts = Counter(finding.severity for finding in found)
+    if json:
+        emit(codec.dumps({"data": data, "findings": [asdict(f) for f in found]}, indent=2))
+    else:
+        if found:
+            rows = ([f.severity, f.site or "–", f.file or "–", f.text] for f in found)
+            print_table(("severity", "site", "file", "finding"), rows)
+            emit()
+        emit(", ".join(counted(counts[what], what) for what in ("error", "warning", "note")))
+    if counts["error"]:
+        raise typer.Exit(DataError.exit_code)
+
+
+def _findings(section: DataSection) -> list[Finding]:
+    own = section.path and section.name in (None, "arrays", "folders", "tables")
+    return in_order(_own(section) if own else _registered(section))
+
+
+def _own(section: DataSection) -> list[Finding]:
+    """Look at a user's files one by one; where they are fine, read them as a run would."""
+    options = {key: value for key, value in section.options.items() if key != "path"}
+    files = examine_path(str(section.path), options, {"arrays": arrays, "tables": tables})
+    if _stopped(files):
+        return files
+    kind, sentence = data_name(section)
+    say(sentence or "")
+    if kind == "tables" and "label" not in options:
+        return files  # which has a note that says so
+    read = [f for f in _read(section) if f.severity == "error" or _is_remark(f)]
+    return [*files, *(f for f in read if f not in files)]
+
+
+def _registered(section: DataSection) -> list[Finding]:
+    """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
+    found = _read(section)
+    name, _ = data_name(section)
+    info = None if ":" in name else info_of(name)
+    if not isinstance(info, PicturesInfo) or info.benchmark is None:
+        return found
+    files = examine_benchmark(info.benchmark, Path(section.path or data_root() / name))
+    if _stopped(files) and _stopped(found):
+        return files
+    # Pictures that no client takes stop nobody.
+    found += [replace(f, severity="warning") if f.severity == "error" else f for f in files]
+    return found
+
+
+def _read(section: DataSection) -> list[Finding]:
+    try:
+        return examine(load_federation(section))
+    except DataError as error:
+        return [Finding("error", "", data_name(section)[0], str(error))]
+
+
+def _is_remark(finding: Finding) -> bool:
+    """Tell whether it is about all of the data, as a run would say it."""
+    return finding.severity == "note" and not finding.site
+
+
+def _stopped(found: list[Finding]) -> bool:
+    return any(finding.severity == "error" for finding in found)

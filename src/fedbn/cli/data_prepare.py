@@ -1,0 +1,177 @@
+"""`fedbn data prepare`: get a data set's files, told as they come, and read them once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+import fedbn.datasets
+from fedbn import registry
+from fedbn.cli import console
+from fedbn.cli.console import BUT_FIRST, emit, print_table, say
+from fedbn.cli.data import Options, section_of, subjects
+from fedbn.core.federation import Federation
+from fedbn.data.downloads import Listener
+from fedbn.data.preparation import provide
+from fedbn.datasets import info_of
+from fedbn.errors import ConfigError, unknown
+from fedbn.experiments.sources import load_federation
+
+app = console.commands()
+
+_QUIET_SECONDS = 10.0
+
+_EXAMPLES = console.examples(
+    "fedbn data prepare digits                    downloads MNIST, SVHN and USPS",
+    "fedbn data prepare digits --from ~/Downloads       takes over what you have",
+    'fedbn data prepare digits --set domains=\'["mnist","usps"]\'',
+    "fedbn data prepare synth_digits              renders them once, keeps them",
+)
+
+
+@app.command(epilog=_EXAMPLES)
+def prepare(
+    name: Annotated[str, typer.Argument(help="A data set's name from `fedbn data ls`.")],
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Take files from here; download nothing."),
+    ] = None,
+    set_: Options = None,
+) -> None:
+    """Get a data set's files, check them, read them once and keep what was prepared.
+
+    Files go to the folder that FEDBN_DATA names.
+    Where nothing can be downloaded, a line says what to get and where to put it.
+    """
+    _refuse_own(name)
+    section = section_of(name, set_)
+    begun = time.monotonic()
+    if ":" not in name:
+        provide(name, info_of(name), section.options, source, make_listener())
+    got = time.monotonic()
+    federation = load_federation(section)
+    _print(federation, got - begun, time.monotonic() - got)
+
+
+def _refuse_own(name: str) -> None:
+    def needs_a_path(known: str) -> bool:
+        return info_of(known).source == "data.path"
+
+    names = registry.names(fedbn.datasets)
+    if ":" not in name and (name not in names or needs_a_path(name)):
+        legal = [known for known in names if not needs_a_path(known)]
+        more = "; your own data needs no preparing, try `fedbn data check PATH`"
+        raise ConfigError(unknown("data set", name, legal) + more)
+
+
+def _print(federation: Federation, getting: float, reading: float) -> None:
+    for remark in federation.remarks:
+        say(remark)
+    counted = [subjects(client) for client in federation.clients]
+    more = ["subjects", "test subjects"] if any(counted) else []
+    rows = (
+        [client.name, len(client.train), len(client.tests[client.domain]), *counts]
+        for client, counts in zip(federation.clients, counted, strict=True)
+    )
+    print_table([federation.name, "training", "test", *more], rows, numbers=BUT_FIRST)
+    shape = "×".join(map(str, federation.input_shape))
+    emit(
+        f"\n{len(federation.clients)} client(s), {len(federation.classes)} classes, samples of "
+        f"{shape}; {getting:.1f} s to get, {reading:.1f} s to read"
+    )
+
+
+def make_listener() -> Listener:
+    """Choose by whether a person is looking."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Lines:
+    """For logs and pipes: a line at the beginning of a file, and one every ten seconds."""
+
+    def tell(self, text: str) -> None:
+        """Print a sentence."""
+        say(text)
+
+    def progress(self, file: str) -> Share:
+        """Follow a file."""
+        say(f"{file} ...")
+        return Share(file)
+
+
+class Share:
+    """How much of one file is there, told now and then."""
+
+    def __init__(self, file: str) -> None:
+        self.total = 0
+        self._file = file
+        self._done = 0
+        self._told = time.monotonic()
+
+    def update(self, count: int) -> None:
+        """Count bytes."""
+        self._done += count
+        if time.monotonic() - self._told > _QUIET_SECONDS:
+            self._told = time.monotonic()
+            say(f"{self._file}: {self._done / 1e6:.1f} of {self.total / 1e6:.1f} MB")
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._done = 0
+
+    def close(self) -> None:
+        """Nothing to tidy."""
+
+
+class Bars:
+    """For a terminal: a bar a file."""
+
+    def tell(self, text: str) -> None:
+        """Print a sentence."""
+        say(text)
+
+    def progress(self, file: str) -> Bar:
+        """Follow a file."""
+        return Bar(file)
+
+
+class Bar:
+    """One bar, gone when the file is there."""
+
+    def __init__(self, file: str) -> None:
+        self.total = 0
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task(file, total=None)
+        self._progress.start()
+
+    def update(self, count: int) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, advance=count, total=self.total or None)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._progress.update(self._task, completed=0)
+
+    def close(self) -> None:
+        """Take the bar off."""
+        self._progress.stop()

@@ -1,0 +1,153 @@
+"""`fedbn federation`: sites on separate machines; making a federation, and what serves it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbn.cli import console
+from fedbn.cli.console import emit, say
+from fedbn.cli.progress import Stopper
+from fedbn.experiments.configuration import looks_like_path
+from fedbn.flower import preflight, server_app, site_app
+from fedbn.flower.credentials import read_bundle
+from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.internals_node import follow
+from fedbn.flower.internals_server import Control, set_environment
+from fedbn.flower.site_job import SiteOptions
+from fedbn.runs import checkpoints
+
+app = console.commands()
+
+Fed = Annotated[Path, typer.Argument(metavar="FED", help="The federation's folder.")]
+
+_STEPS = """# This federation, step by step
+
+1. Hand each file of `bundles/` to its site, by a way you trust, then delete it here.
+2. Here: `fedbn federation check {fed}`, then `fedbn federation server {fed}` (port {port}, TCP).
+3. At each site: `pip install 'fedbn[flower]'`, then
+   `fedbn federation check SITE.fedbn --data PATH`, then
+   `fedbn federation join SITE.fedbn --data PATH`.
+4. Here: `fedbn federation check {fed} --experiment EXPERIMENT.toml` asks every site that is
+   connected for its model, classes and versions, and compares them.
+5. Here: `fedbn federation run {fed} EXPERIMENT.toml`. The same command continues a run.
+
+`ca.key`, `server.key`, `operator.secret` and the bundles are private; whoever has
+`operator.secret` may start runs. Keep a copy of `ca.key` elsewhere: without it the server's
+certificate cannot be renewed.
+"""
+
+
+def data_section(data: str) -> dict[str, str]:
+    """Understand a site's data: a path, or a data set's name."""
+    return {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
+
+
+@app.command(epilog="Example: fedbn federation init FED --sites nyu,usm --host server.example")
+def init(
+    fed: Fed,
+    sites: Annotated[str, typer.Option(help="The sites' names, as nyu,usm,um.")],
+    host: Annotated[str, typer.Option(help="The server's name or address, as sites reach it.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 9092,
+) -> None:
+    """Make a federation: authority, certificate, one key and one bundle a site."""
+    folder = FederationFolder(fed.resolve())
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    folder.create(fed.resolve().name, names, host, port)
+    (fed / "README.md").write_text(_STEPS.format(fed=fed, port=port), encoding="utf-8")
+    for site in names:
+        emit(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
+    say(f"next: fedbn federation server {fed}")
+
+
+@app.command(epilog="Example: fedbn federation server FED")
+def server(
+    fed: Fed,
+    bind: Annotated[str, typer.Option(help="The address to listen at.")] = "0.0.0.0",
+) -> None:
+    """Run the server that sites connect to, until Ctrl-C."""
+    folder = FederationFolder(fed.resolve())
+    with Stopper() as stop, server_app.server(folder, bind) as child:
+        info = folder.read()
+        say(f"ready at port {info.port} for {', '.join(info.sites)}")
+        server_app.watch(child, stop)
+
+
+@app.command(epilog="Example: fedbn federation join nyu.fedbn --data my_data/")
+def join(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="This site's bundle.")],
+    data: Annotated[str, typer.Option(help="A data set's name, or the path of the site's data.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the site keeps BatchNorm. [default: beside BUNDLE]")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda, at this site. [default: as the experiment]")
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="This site's copy of the experiment's model.weights.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to try to reach the server.")] = 60.0,
+    trust: console.Trust = None,
+    release_affine: Annotated[
+        bool, typer.Option("--release-affine", help="Give BatchNorm's affine away at the end.")
+    ] = False,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Be a site, until Ctrl-C: train when the server asks; data and BatchNorm stay here."""
+    given = read_bundle(bundle)
+    fine, text = preflight.private(bundle)
+    if not fine:
+        say(f"warning: {text}")
+    home = (folder or bundle.resolve().with_suffix("")).resolve()
+    options = SiteOptions(
+        given.site,
+        data_section(data),
+        home / "local",
+        given.federation,
+        release_affine=release_affine,
+        device=device,
+        weights=weights,
+    )
+    if parent is not None:
+        follow(parent)  # ends with the process that started this one
+    with Stopper() as stop:
+        site_app.join(given, options, home, wait=wait, stop=stop, say=say)
+
+
+@app.command(epilog="Example: fedbn federation status FED")
+def status(fed: Fed) -> None:
+    """Show which sites are connected, and how far each run is."""
+    folder = FederationFolder(fed.resolve())
+    info = folder.read()
+    up, connected = _connected(folder)
+    emit(f"server: {'up' if up else 'not up'}, port {info.port}")
+    for site in info.sites:
+        emit(f"site {site}: {'connected' if site in connected else 'not connected'}")
+    _print_runs(folder)
+
+
+def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
+    """Whether the server is up, and the sites whose nodes gave a sign of life."""
+    set_environment(folder)
+    keys = folder.keys()
+    with Control(folder) as control:
+        up = control.reachable()
+        nodes = control.nodes() if up else []
+    return up, {keys.get(n.public_key) for n in nodes if n.online_until > time.time()}
+
+
+def _print_runs(folder: FederationFolder) -> None:
+    for place in sorted(folder.runs.glob("*/checkpoints/*/*/seed-*")):
+        name, _, method, setting, seed = place.relative_to(folder.runs).parts
+        emit(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
+
+
+@app.command("add-site", epilog="Example: fedbn federation add-site FED mgh")
+def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's name.")]) -> None:
+    """Add a site; a run that is under way takes it in at its next round."""
+    folder = FederationFolder(fed.resolve())
+    set_environment(folder)
+    emit(f"{server_app.add_site(folder, site)}: hand this to {site}, then delete it here")

@@ -1,0 +1,210 @@
+"""`fedbn federation check`, `run`, `demo`: what can be known before a run, and the run itself."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedbn.cli import console
+from fedbn.cli.console import emit, say
+from fedbn.cli.federation import Fed, data_section
+from fedbn.cli.progress import Stopper
+from fedbn.cli.training import show
+from fedbn.core.plan import Plan
+from fedbn.errors import ConfigError, FedbnError, Interrupted
+from fedbn.experiments import configuration
+from fedbn.experiments.jobs import Event
+from fedbn.flower import preflight, server_app
+from fedbn.flower.credentials import Bundle, read_bundle
+from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.membership import Expected
+from fedbn.flower.messages import Order
+from fedbn.flower.messaging import Limits, RoundCost
+from fedbn.flower.preflight import Finding
+from fedbn.flower.server_app import Service
+from fedbn.flower.site import Site
+from fedbn.flower.site_job import SiteOptions
+from fedbn.text import printable
+
+app = console.commands()
+
+_EXAMPLES = console.examples(
+    "fedbn federation check FED",
+    "fedbn federation check FED --experiment my_experiment.toml",
+    "fedbn federation check nyu.fedbn --data my_data/ --experiment my_experiment.toml",
+)
+
+
+@app.command(epilog=_EXAMPLES)
+def check(
+    what: Annotated[Path, typer.Argument(metavar="FED|BUNDLE", help="What to examine.")],
+    data: Annotated[str | None, typer.Option(help="With a BUNDLE: the site's data.")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="FILE.toml or a name: compare models, classes, versions.")
+    ] = None,
+    settings: console.Settings = None,
+    trust: console.Trust = None,
+) -> None:
+    """Examine certificates, keys, clocks, the way to the server, data, and whether models fit.
+
+    With FED and --experiment every site that is connected is asked for the hashes of its model and
+    its class list. With a BUNDLE they are shown for this site. Nothing is trained.
+    """
+    if what.is_dir():
+        findings = _of_folder(what, experiment, settings)
+    else:
+        findings = _of_bundle(what, data, experiment, settings)
+    for fine, text in findings:
+        emit(f"{'ok   ' if fine else 'WRONG'}  {printable(text)}")
+    if not all(fine for fine, _ in findings):
+        raise FedbnError(f"{sum(not fine for fine, _ in findings)} of these are wrong")
+
+
+def _of_folder(path: Path, experiment: str | None, settings: list[str] | None) -> list[Finding]:
+    folder = FederationFolder(path.resolve())
+    questions = _questions(experiment, settings, folder.read().id) if experiment else []
+    findings = list(preflight.check_folder(folder))
+    return [*findings, *(server_app.survey_sites(folder, questions) if questions else [])]
+
+
+def _of_bundle(
+    file: Path, data: str | None, experiment: str | None, settings: list[str] | None
+) -> list[Finding]:
+    if experiment and data is None:
+        raise ConfigError("--experiment needs --data: the model is made for this site's data")
+    given = read_bundle(file)
+    questions = _questions(experiment, settings, given.federation) if experiment else []
+    findings = list(preflight.check_bundle(file, given))
+    return [*findings, *(_examined(given, data, questions) if data is not None else [])]
+
+
+def _questions(experiment: str | None, settings: list[str] | None, federation: str) -> list[Order]:
+    file, raw = experiment_of(str(experiment), settings)
+    return server_app.orders(configuration.checked(raw, str(file)), federation)
+
+
+def _examined(given: Bundle, data: str, questions: list[Order]) -> list[Finding]:
+    site = Site(SiteOptions(given.site, data_section(data)))
+    try:
+        return [*site.described(), *server_app.ask_self(site, questions)]
+    except FedbnError as error:
+        return [(False, str(error))]
+
+
+@app.command(epilog="Example: fedbn federation run FED my_experiment.toml")
+def run(
+    fed: Fed,
+    experiment: Annotated[str, typer.Argument(help="FILE.toml, or a name from `fedbn ls`.")],
+    settings: console.Settings = None,
+    name: Annotated[
+        str | None, typer.Option(help="The run's name; the same again continues it.")
+    ] = None,
+    min_sites: Annotated[
+        int | None, typer.Option(help="How many sites must be here to begin. [default: all]")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites.")] = 300.0,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a round may take.")] = 3600.0,
+    json: console.ResultsAsJson = False,
+) -> None:
+    """Start a run, or continue it after a stop or a crash."""
+    folder = FederationFolder(fed.resolve())
+    file, raw = experiment_of(experiment, settings)
+    limits = Limits(wait=wait, round=deadline)
+    Running(folder, raw, name or file.stem, str(file), limits, min_sites).go(json)
+
+
+@app.command(epilog="Example: fedbn federation demo")
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the federation's folder here. [default: thrown away]")
+    ] = None,
+) -> None:
+    """Show all of it on this machine: server, two sites, TLS, keys, three rounds of FedBN."""
+    with tempfile.TemporaryDirectory(prefix="fedbn-") as temporary:
+        folder = server_app.make(out or Path(temporary) / "fed")
+        say(f"made a federation of {', '.join(server_app.SITES)} in {folder.path}")
+        with server_app.running(folder):
+            say("server and sites are up: TLS, one key a site, loopback only")
+            limits = Limits(wait=120.0, round=300.0)
+            Running(folder, server_app.RAW, "demo", "demo", limits).go(as_json=False)
+
+
+def experiment_of(name: str, settings: list[str] | None) -> tuple[Path, dict[str, Any]]:
+    """Find an experiment; gives its file and what it says, with absolute paths."""
+    file = configuration.find(name)
+    raw = configuration.with_settings(configuration.read_toml(file), settings or [])
+    return file, configuration.with_absolute_paths(raw)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run to start, or to continue.
+
+    Attributes:
+        folder: The federation.
+        raw: The configuration.
+        name: The run's name.
+        where: Where the configuration comes from, for messages.
+        limits: How long to wait.
+        least: How many sites must be here to begin; None for all.
+    """
+
+    folder: FederationFolder
+    raw: dict[str, Any]
+    name: str
+    where: str
+    limits: Limits
+    least: int | None = None
+
+    def go(self, as_json: bool) -> None:
+        """See the run to its end, and print what came out."""
+        place = server_app.run_folder(self.folder, self.name)
+        self._sites()  # refuses a wrong number at once
+        with Stopper() as stop, server_app.begun(place, self.raw):
+            service = Service(
+                self.folder.read().id, self._sites, place, tell, tell_cost, self.limits, stop
+            )
+            try:
+                server_app.run(self.folder, self.raw, service, self.where)
+            except Interrupted as error:
+                raise Interrupted(f"{error}; the same command continues it") from error
+        show(place, as_json)
+
+    def _sites(self) -> Expected:
+        return server_app.expected_sites(self.folder, self.least)
+
+
+def tell(event: Event) -> None:
+    """Say how a job goes."""
+    job = f"{event.job[0]} seed {event.job[2]}"
+    if event.kind == "note":
+        say(f"{job}: {event.text}")
+    elif event.kind == "begin" and event.round:
+        say(f"{job}: going on after round {event.round} of {event.rounds}")
+    elif event.kind == "round":
+        say(f"{job}: round {event.round}/{event.rounds}  {_numbers(event)}")
+
+
+def tell_cost(plan: Plan, cost: RoundCost) -> None:
+    """Say what a round took."""
+    sources = ", ".join(f"{site} {source}" for site, source in cost.sources.items())
+    say(
+        f"  {cost.seconds:.2f} s, {cost.beyond_training:.2f} s of it beyond training; "
+        f"{cost.bytes_down:,} bytes down, {cost.bytes_up:,} up; BatchNorm: {sources}"
+    )
+
+
+def _numbers(event: Event) -> str:
+    parts = []
+    for record in event.records:
+        if record["metric"] == "training_loss" and record["value"] is not None:
+            parts.append(f"{record['client']} loss {record['value']:.3f}")
+    for record in event.records:
+        if record["split"] == "test" and record["metric"] == "accuracy":
+            share = f"{100 * record['value']:.1f} %"
+            parts.append(f"{record['client']} {share} after round {record['round']}")
+    return ", ".join(parts)

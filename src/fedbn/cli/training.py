@@ -1,0 +1,214 @@
+"""`fedbn resume`, and what all commands that train have in common: signals, progress, results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tomli_w
+from rich.text import Text
+
+from fedbn import registry
+from fedbn.cli import console
+from fedbn.cli.console import BUT_FIRST, emit, print_table, print_text, say
+from fedbn.cli.live_view import LiveView
+from fedbn.cli.progress import Lines, Progress, Stopper
+from fedbn.core.user_code import held_exits
+from fedbn.errors import Interrupted
+from fedbn.experiments.configuration import checked, held_experiment
+from fedbn.experiments.jobs import Event, Key
+from fedbn.experiments.planner import Planner, resolved
+from fedbn.experiments.runner import prepare, start
+from fedbn.experiments.schema import Experiment
+from fedbn.fast.allocator import keep_freed_memory
+from fedbn.results import figures
+from fedbn.results.aggregate import ScoreTable, Summary, summarize
+from fedbn.runs import metrics
+from fedbn.runs.folder import RunFolder, explained
+from fedbn.tracking import Make, Tracking, find_trackers
+
+app = console.commands()
+
+
+@app.command(epilog="Example: fedbn resume runs/run-20260101-120000")
+def resume(
+    run: console.Run,
+    workers: console.Workers = None,
+    log: console.Log = None,
+    trust: console.Trust = None,
+    json: console.ResultsAsJson = False,
+) -> None:
+    """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
+    folder = RunFolder(run)
+    experiment = held_experiment(folder)
+    if not launch(folder, experiment, as_json=json, workers=workers or 0, log=log or []):
+        say(f"{folder.path} was finished already; nothing to do")
+
+
+def launch(
+    folder: RunFolder,
+    experiment: Experiment,
+    *,
+    as_json: bool,
+    workers: int = 0,
+    log: Sequence[str] = (),
+) -> bool:
+    """Run, or go on running, and show what came out; False where all was done before."""
+    with folder.locked():
+        try:
+            with Stopper() as stop:  # no longer than there are rounds to end with
+                ran = train(folder, experiment, stop, workers=workers, log=log)
+        except Interrupted as error:
+            raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
+        show(folder, as_json)
+    if registry.trusted():
+        say(f"own code must be trusted: `{resume_line(folder)}`")
+    return ran
+
+
+def train(
+    folder: RunFolder,
+    experiment: Experiment,
+    stop: Stopper,
+    *,
+    workers: int,
+    log: Sequence[str] = (),
+) -> bool:
+    """Run, or go on running, in a folder that is held, and show how it goes."""
+    keep_freed_memory()
+    trackers = find_trackers(log)
+    listener = Following(make_progress(), trackers, folder)
+    try:
+        planner = Planner()
+        with held_exits():
+            todo = prepare(experiment, planner)
+            listener.jobs = [job.key for job in todo]
+            ran = start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
+        listener.finish()
+        return ran
+    finally:
+        listener.close()
+
+
+def make_progress() -> Progress:
+    """Choose by whether a person is looking, at a terminal that can redraw."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        return Lines()
+    return LiveView()
+
+
+class Following:
+    """Passes what a run tells on to the progress view and, with `--log`, to trackers.
+
+    Trackers are made when the run begins, once its configuration is on disk.
+    """
+
+    def __init__(self, progress: Progress, make: Mapping[str, Make], folder: RunFolder):
+        self._progress = progress
+        self._make = make
+        self._folder = folder
+        self._tracking: Tracking | None = None
+        self.jobs: Sequence[Key] = ()
+
+    def __call__(self, event: Event) -> None:
+        """Hear an event."""
+        self._progress(event)
+        if event.kind == "begin" and self._make:
+            self._tracking = self._begun(event.job)
+        elif self._tracking and event.kind == "round":
+            self._tracking.round_done(event.job)
+        elif self._tracking and event.kind == "done":
+            self._tracking.job_done(event.job)
+
+    def finish(self) -> None:
+        """All jobs are done: tell trackers of those that were done before."""
+        if self._tracking:
+            self._tracking.finish()
+
+    def close(self) -> None:
+        """The run ended, one way or another."""
+        if self._tracking:
+            self._tracking.close()
+        self._progress.close()
+
+    def _begun(self, job: Key) -> Tracking:
+        def tell(text: str) -> None:
+            again = f"`fedbn resume {self._folder.path} --log ...` logs the whole run later"
+            self._progress(Event("note", job, text=f"{text}; {again}", whole=True))
+
+        config = self._folder.read_request()
+        return Tracking(self._make, self._folder, config, self.jobs, tell)
+
+
+def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:
+    """Check all that a run would do, and print it."""
+    find_trackers(log)
+    experiment, planner = checked(raw, where), Planner()
+    jobs = prepare(experiment, planner)
+    federation = planner.federation(jobs[0].setting.experiment.data)
+    for text in planner.warnings:
+        say(text)
+    emit(tomli_w.dumps(resolved(experiment, federation)))
+    for job in jobs:
+        emit(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")
+
+
+def show(folder: RunFolder, as_json: bool) -> None:
+    """Print the table and draw the learning curves."""
+    experiment = held_experiment(folder)
+    table = ScoreTable.of(metrics.read(folder.metrics))
+    choose = isinstance(experiment.method.mu, list)
+    summary = summarize(table, experiment.evaluation.report, choose_setting=choose)
+    with explained(folder.curves):
+        figures.draw_curves(table, folder.curves)
+    if as_json:
+        _print_json(summary, str(folder.path))
+    else:
+        _print(summary)
+    seeds = ", ".join(map(str, summary.seeds))
+    print(f"\nseeds {seeds}; run folder {folder.path}; curves {folder.curves}", file=sys.stderr)
+
+
+def _print(summary: Summary) -> None:
+    """Print a row a method, a column a client, the best of each column in bold."""
+    best = {
+        c: max((r.cells[c].mean for r in summary.rows if c in r.cells), default=None)
+        for c in summary.columns
+    }
+    rows = [
+        [row.label, *(_cell(row.cells.get(c), best[c]) for c in summary.columns)]
+        for row in summary.rows
+    ]
+    print_table(["test accuracy, %", *summary.columns], rows, BUT_FIRST)
+    for remark in summary.remarks:
+        print_text(remark)
+
+
+def _cell(cell: Any, best: float | None) -> Text:
+    if cell is None:
+        return Text("–")
+    return Text(str(cell), style="bold" if cell.mean == best else "")
+
+
+def _print_json(summary: Summary, folder: str) -> None:
+    """Print the same for a program."""
+    rows: list[dict[str, Any]] = [
+        {
+            "method": row.method,
+            "setting": row.setting,
+            "accuracy": {c: {"mean": cell.mean, "std": cell.std} for c, cell in row.cells.items()},
+        }
+        for row in summary.rows
+    ]
+    content = {"folder": folder, "seeds": summary.seeds, "rows": rows, "remarks": summary.remarks}
+    emit(json.dumps(content, indent=2))
+
+
+def resume_line(folder: RunFolder) -> str:
+    """What to type to go on with a run; its own modules must be trusted again."""
+    trust = [part for module in registry.trusted() for part in ("--trust", module)]
+    return shlex.join(["fedbn", "resume", str(folder.path), *trust])
