@@ -130,7 +130,7 @@ def public_names(file: Path) -> Iterator[str]:
         yield from (n for n in found if len(n) > 1 and not n.startswith("_") and n != "log")
 
 
-@pytest.mark.parametrize("room", ["core", "experiments"])
+@pytest.mark.parametrize("room", ["core", "experiments", "report", "results"])
 def test_a_public_name_has_one_meaning(room: str):
     homes: dict[str, list[str]] = {}
     for file in FILES:

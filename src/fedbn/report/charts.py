@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from markupsafe import Markup
 
@@ -15,8 +16,10 @@ from fedbn.report.svg import (
     grid,
     label,
     linear,
+    note,
     numbered,
     points,
+    swatch,
     tag,
     ticks,
     uprights,
@@ -56,12 +59,9 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 
 def legend(known: Mapping[str, Look]) -> tuple[tuple[Markup, str], ...]:
     """A short piece of each method's line, and its name."""
-    return tuple((_sample(look), name) for name, look in known.items())
-
-
-def _sample(look: Look) -> Markup:
-    line = tag("line", x1=1, x2=33, y1=6, y2=6, fill="none", **look.stroke)
-    return tag("svg", line, viewBox="0 0 34 12", width=34, height=12, aria_hidden="true")
+    line = {"x1": 1, "x2": 33, "y1": 6, "y2": 6, "fill": "none"}
+    pieces = {name: tag("line", **line, **look.stroke) for name, look in known.items()}
+    return tuple((swatch(piece, width=34), name) for name, piece in pieces.items())
 
 
 def accuracy_range(curves: Sequence[Curve]) -> tuple[float, float]:
@@ -97,7 +97,7 @@ def panel(
         f"{title}: {what} over rounds. {_spoken(curves)}",
         label(left - 34, 14, title, most=40, class_="title"),
         grid(xs, ys, _BOX),
-        tag("text", "round", x=right, y=bottom + 30, text_anchor="end", class_="faint"),
+        note("round", right, bottom + 30),
         *drawn,
         _tips(curves, across),
     )
@@ -173,28 +173,36 @@ def _spoken(curves: Sequence[Curve]) -> str:
     return "; ".join(ends)
 
 
-_BAR_WIDTH, _ROW, _NAMES = 360.0, 22.0, 108.0
+_BAR_WIDTH, BAR_START, ROW = 360.0, 112.0, 22.0
+Bar = Callable[[float, Scale], Markup]
 SHARED, LOCAL = BLUE, VERMILION
+
+
+def bars(
+    title: str, spoken: str, span: tuple[float, float], rows: Sequence[Bar], sign: str = ""
+) -> Markup:
+    """Draw a bar a row over one axis; each row draws itself, given its y and the scale."""
+    bottom = 24 + ROW * len(rows)
+    across = linear(*span, BAR_START, _BAR_WIDTH - 10)
+    head = label(0, 12, title, most=60, class_="title")
+    drawn = [draw(24 + ROW * i, across) for i, draw in enumerate(rows)]
+    axis = uprights(across, span, bottom, sign)
+    return drawing(_BAR_WIDTH, bottom + 22, spoken, head, axis, *drawn)
+
+
+def bar_name(name: str, y: float, **style: object) -> Markup:
+    """Write the name of a row before its bar."""
+    return label(BAR_START - 8, y + ROW / 2 + 4, name, "end", most=15, **style)
 
 
 def gain_bars(duel: Duel, gains: Sequence[Gain]) -> Markup:
     """Draw a bar a client: the mean over seeds, a whisker of one std, a dot a seed."""
     rows = [*gains, *([duel.mean] if duel.mean else [])]
-    low, high = _reach(rows)
-    bottom = 24 + _ROW * len(rows)
-    across = linear(low, high, _NAMES + 4, _BAR_WIDTH - 10)
-    parts = [uprights(across, (low, high), bottom, "+")]
-    for i, gain in enumerate(rows):
-        parts.append(_gain(gain, 24 + _ROW * i, across, whole=gain is duel.mean))
     title = f"Gain of {duel.new} over {duel.old}"
-    spoken = "; ".join(f"{g.client} {points_said(g.mean)}" for g in rows[:12])
-    return drawing(
-        _BAR_WIDTH,
-        bottom + 22,
-        f"{title}, in points of accuracy: {spoken}",
-        label(0, 12, f"{title}, points of accuracy", most=60, class_="title"),
-        *parts,
-    )
+    said = "; ".join(f"{g.client} {points_said(g.mean)}" for g in rows[:12])
+    drawn = [partial(_gain, gain, gain is duel.mean) for gain in rows]
+    spoken = f"{title}, in points of accuracy: {said}"
+    return bars(f"{title}, points of accuracy", spoken, _reach(rows), drawn, "+")
 
 
 def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
@@ -204,12 +212,12 @@ def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
     return (low - room if low < 0 else 0.0), high + room
 
 
-def _gain(gain: Gain, y: float, across: Scale, whole: bool) -> Markup:
-    middle, zero, end = y + _ROW / 2, across(0), across(gain.mean)
+def _gain(gain: Gain, whole: bool, y: float, across: Scale) -> Markup:
+    middle, zero, end = y + ROW / 2, across(0), across(gain.mean)
     colour = VERMILION if gain.mean >= 0 else BLUE
     box = {"x": min(zero, end), "width": max(abs(end - zero), 0.5), "y": y + 4, "rx": 2}
     look = {"fill": colour, "fill_opacity": 0.85 if whole else 0.5}
-    bar = tag("rect", height=_ROW - 8, **box, **look)
+    bar = tag("rect", height=ROW - 8, **box, **look)
     ends = [across(gain.mean - gain.std), across(gain.mean + gain.std)]
     whisker = tag("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, stroke="currentColor")
     dots = [
@@ -221,31 +229,29 @@ def _gain(gain: Gain, y: float, across: Scale, whole: bool) -> Markup:
     seeds = ", ".join(f"seed {s}: {points_said(v)}" for s, v in list(gain.by_seed.items())[:20])
     tip = tag("title", f"{name}: {points_said(gain.mean)} ({seeds})")
     shown = [whisker, *dots] if len(gain.by_seed) > 1 else []
-    text = label(_NAMES - 4, middle + 4, name, "end", most=15, **style)
-    return tag("g", tip, text, bar, *shown)
+    return tag("g", tip, bar_name(name, y, **style), bar, *shown)
 
 
 def exchange_bars(exchanges: Sequence[Exchange]) -> Markup:
     """Draw a bar a method: bytes of the model that travel, and bytes that stay."""
     top = max((e.shared[1] + e.kept for e in exchanges), default=1) or 1
-    across = linear(0, top, 0, _BAR_WIDTH - _NAMES - 10)
+    across = linear(0, top, 0, _BAR_WIDTH - BAR_START - 10)
     parts = []
     for i, e in enumerate(exchanges):
-        y, x = 24 + _ROW * i, _NAMES + across(e.shared[1])
+        y, travels = 24 + ROW * i, across(e.shared[1])
         said = f"{e.method}: shares {bytes_said(e.shared[1])}, keeps {bytes_said(e.kept)}"
-        box = {"y": y + 4, "height": _ROW - 8}
+        box = {"y": y + 4, "height": ROW - 8}
         stays = max(across(e.kept), 1.5 if e.kept else 0.0)
-        shared = tag("rect", x=_NAMES, width=across(e.shared[1]), fill=SHARED, **box)
-        local = tag("rect", x=x, width=stays, fill=LOCAL, **box)
-        name = label(_NAMES - 8, y + _ROW / 2 + 4, e.method, "end", most=15)
-        parts.append(tag("g", tag("title", said), name, shared, local))
+        shared = tag("rect", x=BAR_START, width=travels, fill=SHARED, **box)
+        local = tag("rect", x=BAR_START + travels, width=stays, fill=LOCAL, **box)
+        parts.append(tag("g", tag("title", said), bar_name(e.method, y), shared, local))
     spoken = "; ".join(
         f"{e.method} shares {bytes_said(e.shared[1])} and keeps {bytes_said(e.kept)}"
         for e in exchanges[:12]
     )
     return drawing(
         _BAR_WIDTH,
-        28 + _ROW * len(exchanges),
+        28 + ROW * len(exchanges),
         f"Bytes of one model, shared and local: {spoken}",
         label(0, 12, "Bytes of one client's model", class_="title", most=60),
         *parts,

@@ -1,11 +1,8 @@
-"""What a page consists of, before it is HTML or Markdown: sections of tables, figures and texts.
+"""A page: sections of tables, figures and texts, as HTML and as Markdown.
 
-The report as one HTML file that asks nobody for anything.
-
-Names, paths and values are escaped wherever they stand, and the page's own policy forbids
-everything but its inline style, its one script (by its hash) and pictures inside the file.
-
-The report as Markdown: the same sections and tables; what only a drawing shows is left out.
+The HTML asks nobody for anything: names, paths and values are escaped wherever they stand, and the
+page's own policy forbids everything but its inline style, its one script (by its hash) and pictures
+inside the file. In Markdown, what only a drawing shows is left out.
 """
 
 from __future__ import annotations

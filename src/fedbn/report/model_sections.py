@@ -35,7 +35,7 @@ from fedbn.report.site_charts import (
     picture,
     profile,
 )
-from fedbn.report.svg import tag
+from fedbn.report.svg import swatch, tag
 from fedbn.results import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from fedbn.text import bytes_said, counted, spread
 
@@ -61,7 +61,7 @@ def statistics(run: RunContents) -> Section:
         "data. The distance of two clients is the Fréchet distance of their Gaussians, channel "
         "by channel, in units of their common deviation: 0 is the same, 1 is one deviation apart."
     )
-    legend = tuple((_line(colour), name) for name, colour in colours.items())
+    legend = tuple((swatch(_line(colour), width=22), name) for name, colour in colours.items())
     panels = []
     for layer, far in zip(layers, matrices, strict=True):
         panels += [_distances(layer, far), profile(layer, colours, deviation=False)]
@@ -167,8 +167,7 @@ def missing(key: str, title: str, run: RunContents, part: str) -> Section:
 
 
 def _line(colour: str) -> Markup:
-    line = tag("line", x1=1, x2=21, y1=6, y2=6, stroke=colour, stroke_width=3)
-    return tag("svg", line, viewBox="0 0 22 12", width=22, height=12, aria_hidden="true")
+    return tag("line", x1=1, x2=21, y1=6, y2=6, stroke=colour, stroke_width=3)
 
 
 _MOST_ENTRIES = 400
@@ -238,19 +237,12 @@ def _entries(facts: Facts | None) -> list[Part]:
     ]
     header = ["entry", "kind", "shape", "bytes", facts.method]
     some = f", the first {_MOST_ENTRIES}" if len(facts.entries) > _MOST_ENTRIES else ""
-    return [
-        table(
-            f"The model's {counted(len(facts.entries), 'entry', 'entries')}{some}",
-            header,
-            rows,
-            folded=True,
-        )
-    ]
+    caption = f"The model's {counted(len(facts.entries), 'entry', 'entries')}{some}"
+    return [table(caption, header, rows, folded=True)]
 
 
 def _square(colour: str) -> Markup:
-    box = tag("rect", width=12, height=12, rx=2, fill=colour)
-    return tag("svg", box, viewBox="0 0 12 12", width=12, height=12, aria_hidden="true")
+    return swatch(tag("rect", width=12, height=12, rx=2, fill=colour), width=12)
 
 
 _MOST_PRINTS = 50
@@ -297,9 +289,8 @@ def _environment(environment: Mapping[str, Any]) -> list[Part]:
     if prints:
         some = f" (the first {_MOST_PRINTS} of {len(prints)})" if len(prints) > _MOST_PRINTS else ""
         rows = [[str(k), f"{str(v)[:16]}…"] for k, v in prints[:_MOST_PRINTS]]
-        found.append(
-            table(f"Fingerprints of the data{some}", ["client", "sha256"], rows, folded=True)
-        )
+        caption = f"Fingerprints of the data{some}"
+        found.append(table(caption, ["client", "sha256"], rows, folded=True))
     return found
 
 

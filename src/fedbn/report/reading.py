@@ -81,7 +81,7 @@ def changed(trained: Trained, recorded: object) -> list[str]:
     return [f"The data has changed since the run was begun: {some}"]
 
 
-def reason(error: Exception) -> str:
+def _why(error: Exception) -> str:
     """Say in one line why something cannot be had."""
     text = str(error) if isinstance(error, FedbnError) else unforeseen(error)
     return text.rstrip(".")
@@ -140,7 +140,7 @@ def _scored(
                 drawn, mistakes = _examples(client.name, test, made, classes)
                 galleries.append(Gallery(client.name, domain, drawn, mistakes))
     except Exception as error:
-        why = f"the test data cannot be used here ({reason(error)})"
+        why = f"the test data cannot be used here ({_why(error)})"
         return (), _without(missing, {"confusions": why, "examples": why})
     if not pictures:
         missing["examples"] = "the samples are no pictures"
@@ -254,7 +254,7 @@ def _unfinished(folder: RunFolder) -> list[str]:
     try:
         jobs = jobs_of(folder.path)
     except Exception as error:
-        return [f"Not known whether the run is finished: {reason(error)}"]
+        return [f"Not known whether the run is finished: {_why(error)}"]
     open_ = [job for job in jobs if job.rounds_done < job.rounds]
     if not open_:
         return []
@@ -274,7 +274,7 @@ def _facts(
         notes += changed(opened, folder.read_environment().get("data"))
         return collect(opened)
     except Exception as error:
-        why = reason(error)
+        why = _why(error)
         return None, dict.fromkeys(("statistics", "confusions", "examples"), why)
 
 
@@ -282,7 +282,7 @@ def _environment(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
     try:
         return folder.read_environment()
     except FedbnError as error:
-        notes.append(reason(error))
+        notes.append(_why(error))
         return {}
 
 

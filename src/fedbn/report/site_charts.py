@@ -6,24 +6,27 @@ import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from markupsafe import Markup
 from PIL import Image
 
+from fedbn.report.charts import BAR_START, ROW, bar_name, bars
 from fedbn.report.contents import Array, Confusion, Example, Layer
 from fedbn.report.svg import (
+    Scale,
     drawing,
     grid,
     label,
     linear,
+    note,
     numbered,
     points,
     short,
     tag,
     ticks,
-    uprights,
 )
 from fedbn.results import BLUE, GREEN, VERMILION
 from fedbn.text import spread
@@ -47,8 +50,7 @@ def confusion_matrix(confusion: Confusion, classes: Sequence[str]) -> Markup:
     title = f"{short(name, 26)} · {100 * right:.1f} %"
     spoken = f"Confusion matrix of {name}: {100 * right:.1f} % of {int(counts.sum())} right"
     parts, height = _matrix(counts / sums, texts, classes, wrong=True)
-    said = {"text_anchor": "end", "class_": "faint"}
-    legend = tag("text", "rows: true · columns: predicted", x=_SIDE, y=height + 12, **said)
+    legend = note("rows: true · columns: predicted", _SIDE, height + 12)
     head = label(0, 12, title, most=60, class_="title")
     return drawing(_SIDE, height + 16, spoken, head, *parts, legend)
 
@@ -145,38 +147,22 @@ def distances(layer: Layer) -> Array:
 
 def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
     """Draw a bar a layer: the mean distance of two clients, and a line up to the farthest pair."""
-    rows = [_pairs(far) for far in matrices]
-    top = max((float(pairs.max(initial=0)) for pairs in rows), default=1.0) or 1.0
-    names, row, width = 108.0, 22.0, 360.0
-    bottom = 24 + row * len(rows)
-    across = linear(0, top * 1.05, names + 4, width - 10)
-    parts = [uprights(across, (0, top * 1.05), bottom)]
-    for i, (layer, pairs) in enumerate(zip(layers, rows, strict=True)):
-        y, mean, most = 24 + row * i, float(pairs.mean()), float(pairs.max())
-        tip = tag("title", f"{layer.title}: mean {mean:.2f}, farthest pair {most:.2f}")
-        name = label(names - 4, y + row / 2 + 4, layer.title, "end", most=15)
-        box = {"x": names + 4, "width": across(mean) - names - 4, "y": y + 4, "height": row - 8}
-        bar = tag("rect", **box, fill=GREEN, fill_opacity=0.7, rx=2)
-        line = tag(
-            "line",
-            x1=across(mean),
-            x2=across(most),
-            y1=y + row / 2,
-            y2=y + row / 2,
-            stroke="currentColor",
-        )
-        dot = tag("circle", cx=across(most), cy=y + row / 2, r=2.2, fill="currentColor")
-        parts.append(tag("g", tip, name, bar, line, dot))
-    spoken = "; ".join(
-        f"{layer.title} {float(p.mean()):.2f}" for layer, p in zip(layers, rows, strict=True)
-    )
-    return drawing(
-        width,
-        bottom + 22,
-        f"Mean distance of two clients, by layer: {spoken}",
-        label(0, 12, "Distance of two clients: mean, and farthest pair", most=60, class_="title"),
-        *parts,
-    )
+    ends = [(float(pairs.mean()), float(pairs.max())) for pairs in map(_pairs, matrices)]
+    top = max((most for _, most in ends), default=1.0) or 1.0
+    rows = [partial(_layer, layer.title, *end) for layer, end in zip(layers, ends, strict=True)]
+    said = "; ".join(f"{one.title} {mean:.2f}" for one, (mean, _) in zip(layers, ends, strict=True))
+    title = "Distance of two clients: mean, and farthest pair"
+    return bars(title, f"Mean distance of two clients, by layer: {said}", (0, top * 1.05), rows)
+
+
+def _layer(title: str, mean: float, most: float, y: float, across: Scale) -> Markup:
+    tip = tag("title", f"{title}: mean {mean:.2f}, farthest pair {most:.2f}")
+    x, far, middle = across(mean), across(most), y + ROW / 2
+    box = {"x": BAR_START, "width": x - BAR_START, "y": y + 4, "height": ROW - 8}
+    bar = tag("rect", **box, fill=GREEN, fill_opacity=0.7, rx=2)
+    line = tag("line", x1=x, x2=far, y1=middle, y2=middle, stroke="currentColor")
+    dot = tag("circle", cx=far, cy=middle, r=2.2, fill="currentColor")
+    return tag("g", tip, bar_name(title, y), bar, line, dot)
 
 
 def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Markup:
@@ -207,14 +193,7 @@ def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Mar
         label(10, 14, f"{layer.title}: running {what}", most=48, class_="title"),
         grid([], ys, _BOX),
         *lines,
-        tag(
-            "text",
-            f"{count} channels, in order",
-            x=right,
-            y=bottom + 16,
-            text_anchor="end",
-            class_="faint",
-        ),
+        note(f"{count} channels, in order", right, bottom + 16),
     )
 
 

@@ -93,6 +93,17 @@ def label(
     return tag("text", Markup(escape(cut)) + Markup("").join(tip), x=x, y=y, **_end(anchor), **more)
 
 
+def note(text: str, x: float, y: float) -> Markup:
+    """Write a faint remark that ends at a place."""
+    return tag("text", text, x=x, y=y, text_anchor="end", class_="faint")
+
+
+def swatch(*shapes: Markup, width: int) -> Markup:
+    """Make a small drawing for a legend, which a screen reader leaves out."""
+    size = {"viewBox": f"0 0 {width} 12", "width": width, "height": 12}
+    return tag("svg", *shapes, **size, aria_hidden="true")
+
+
 def numbered(value: float) -> str:
     """Write a tick's number without needless zeros.
 

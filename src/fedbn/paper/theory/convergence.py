@@ -1,4 +1,6 @@
-"""Training the paper's network: by joint gradient descent, and by federated rounds with E = 1.
+"""Training the paper's network, and the claims about it: bounds and lemmas (section 4).
+
+It is trained by joint gradient descent, and by federated rounds with E = 1.
 
 With client losses `L_i = ½ Σ_{p of i} (f_p − y_p)²` and `L = Σ_i L_i`:
 
@@ -8,10 +10,6 @@ With client losses `L_i = ½ Σ_{p of i} (f_p − y_p)²` and `L = Σ_i L_i`:
 
 At `η_c = N η` the two agree on all that is shared. FedAvg is then the same algorithm twice; FedBN
 is not: its γ takes steps N times as long as in the proof, and follows `V*/α² + N G*`.
-
-The bounds of Theorem 4.4 and Corollary 4.5, and the width they ask for.
-
-Lemma 4.3 and Corollary 4.6, checked on given samples, and what breaks the first.
 
 Lemma 4.3 assumes that no sample is a multiple of another. What really makes G∞ singular follows
 from the kinks: `σ(vᵀx)` bends on the hyperplane `vᵀx = 0`, and only samples on one line through

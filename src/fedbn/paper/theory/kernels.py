@@ -1,6 +1,4 @@
-"""The auxiliary Gram matrices G∞ and G*∞ of the paper (Definition 4.2), and their eigenvalues.
-
-What G(0) really tends to as the width grows: the Gram matrix *with* the normalisation.
+"""The Gram matrices G∞ and G*∞ (Definition 4.2), what G(0) tends to, and the kernels in time.
 
 The network divides by `‖v‖_S`, and so does G(t) of the paper's appendix; G∞ does not. The limit of
 G(0) is therefore not G∞ but
@@ -15,10 +13,9 @@ closed form of G∞:
 
 and the Gaussian weight `exp(−s vᵀCv / 2)` only changes the covariance of v to `(I + sC)⁻¹`.
 
-How the predictions move: V(t), G(t) and Λ(t) from the paper's formulas, and from autograd.
-
-Appendix B.1: under gradient flow on `½‖f − y‖²`, `df/dt = −Λ(t)(f − y)` with
-`Λ(t) = V(t)/α² + G(t)`; V comes from the directions v, G from the scales γ.
+How the predictions move, computed from the paper's formulas and from autograd (appendix B.1): under
+gradient flow on `½‖f − y‖²`, `df/dt = −Λ(t)(f − y)` with `Λ(t) = V(t)/α² + G(t)`; V comes from the
+directions v, G from the scales γ.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The data the theory speaks of: samples, the client of each, and each client's second moment.
+"""Samples at clients, and the two-layer network with a normalised first layer (equations 1 to 3).
 
 Section 4.2 of the paper: N clients hold samples `x` with targets `y`, and client `i` normalises
 with `S_i = E[x xᵀ]` over its own inputs. Everything here is float64, because the claims are
 about least eigenvalues.
-
-Random clients with feature shift, the data of a study that was given none.
-
-The paper's two-layer network with a normalised first layer (equations 1 to 3).
 """
 
 from __future__ import annotations

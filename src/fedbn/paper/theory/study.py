@@ -1,7 +1,4 @@
-"""What a study found, as plain frozen values that turn into JSON.
-
-One call that computes the paper's theory on one set of clients and trains both networks.
-"""
+"""One call that computes the paper's theory on one set of clients and trains both networks."""
 
 from __future__ import annotations
 
