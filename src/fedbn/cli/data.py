@@ -251,7 +251,7 @@ def _registered(section: DataSection) -> list[Finding]:
     found = _read(section)
     name, _ = data_name(section)
     info = None if ":" in name else info_of(name)
-    if not isinstance(info, PicturesInfo) or info.benchmark is None:
+    if not isinstance(info, PicturesInfo):
         return found
     files = examine_benchmark(info.benchmark, Path(section.path or data_root() / name))
     if _stopped(files) and _stopped(found):

@@ -150,15 +150,15 @@ class Benchmark:
         return self.aliases.get(plain, plain)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PicturesInfo(Info):
     """Facts about a benchmark of pictures."""
 
-    benchmark: Benchmark | None = None
+    benchmark: Benchmark
 
-    def places(self, folder: Path) -> dict[Path, Path] | None:
+    def places(self, folder: Path) -> dict[Path, Path]:
         """Recognise its pictures."""
-        return None if self.benchmark is None else self.benchmark.places(folder)
+        return self.benchmark.places(folder)
 
 
 def plain_name(folder: str) -> str:

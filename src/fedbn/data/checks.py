@@ -117,7 +117,8 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
             if split.x.data_ptr() in seen:
                 continue
             seen.add(split.x.data_ptr())
-            for number, key in enumerate(_keys(split.x)):
+            for number, row in enumerate(split.x.cpu().contiguous().numpy()):
+                key = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
                 site, other, at = first.setdefault(key, (client.name, part, number))
                 if (site, other) != (client.name, part):
                     pair = (site, other, client.name, part)
@@ -126,11 +127,6 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
     for (site, other, name, part), which in found.items():
         text = f"{len(which)} sample(s) also in {other} of {site}: {which[0]}"
         yield Finding("warning" if alike else "note", name, part, text)
-
-
-def _keys(x: Tensor) -> Iterator[bytes]:
-    for row in x.cpu().contiguous().numpy():
-        yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
 LAYOUTS = f"(1) pictures: {FOLDER_LAYOUT}; (2) arrays: PATH/SITE.npz; (3) tables: {TABLE_LAYOUT}"

@@ -158,24 +158,20 @@ def read_labelled_folder(folder: Path, table: Path) -> list[Read]:
 
 
 def _rows(table: Path) -> list[tuple[str, int]]:
-    rows = []
-    for number, line in enumerate(_lines(table), start=1):
-        words = line.split()
-        if not words:
-            continue
-        if len(words) != 2 or not words[1].isdecimal() or Path(words[0]).name != words[0]:
+    try:
+        lines = [line.split() for line in table.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{table}: unreadable or not text ({error})") from error
+    for number, words in enumerate(lines, start=1):
+        if words and not (
+            len(words) == 2 and words[1].isdecimal() and Path(words[0]).name == words[0]
+        ):
+            line = " ".join(words)
             raise DataError(f"{table}, line {number}: {line!r}; expected a file's name and a digit")
-        rows.append((words[0], int(words[1])))
+    rows = [(words[0], int(words[1])) for words in lines if words]
     if not rows:
         raise DataError(f"{table}: no line; expected a file's name and a digit on each")
     return rows
-
-
-def _lines(table: Path) -> list[str]:
-    try:
-        return table.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{table}: unreadable or not text ({error})") from error
 
 
 def _image(file: Path, table: Path) -> NDArray[np.uint8]:

@@ -308,7 +308,10 @@ def rendered(train: int, test: int, fonts: str, seed: int) -> tuple[Arrays, str]
     arrays = cached(
         "synth_digits", key, lambda: _arrays({"train": train, "test": test}, drawn, seed)
     )
-    return arrays, _remark(hashes)
+    whole = hashlib.sha256("".join(sorted(hashes.values())).encode()).hexdigest()
+    return arrays, (
+        f"synthdigits is rendered from {len(hashes)} fonts (sha256 {whole[:12]}), not Ganin's files"
+    )
 
 
 def _arrays(sizes: dict[str, int], fonts: list[Font], seed: int) -> Arrays:
@@ -317,11 +320,3 @@ def _arrays(sizes: dict[str, int], fonts: list[Font], seed: int) -> Arrays:
         own = number(seed, "synth_digits", client=part)
         arrays[f"{part}_x"], arrays[f"{part}_y"] = render(size, (own,), fonts)
     return arrays
-
-
-def _remark(hashes: dict[str, str]) -> str:
-    """Say that the digits are rendered, with one hash over those of all fonts."""
-    whole = hashlib.sha256("".join(sorted(hashes.values())).encode()).hexdigest()
-    return (
-        f"synthdigits is rendered from {len(hashes)} fonts (sha256 {whole[:12]}), not Ganin's files"
-    )

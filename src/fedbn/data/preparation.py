@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbn.data.benchmarks import checked_domains
 from fedbn.data.digit_domains import DigitsInfo, digits_folder
 from fedbn.data.digit_files import DOMAINS, Source, describe_forms, find_source
 from fedbn.data.downloads import REMOTE, Listener, fetch
 from fedbn.data.storage import Info, data_root, may_write, shown, subfolders
-from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.errors import ConfigError, DataError
 
 Places = Mapping[Path, Path]
 """Files, and where each goes below the data root."""
@@ -31,9 +32,13 @@ _DEPTH = 4
 
 def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
     """Recognise digit data sets at any depth up to four; those not found are left out."""
-    places = list(_folders(folder, _DEPTH))
-    found = {domain: _first_source(places, domain) for domain in domains}
-    return {domain: _digit_files(source) for domain, source in found.items() if source}
+    found: dict[str, Places] = {}
+    for place in _folders(folder, _DEPTH):
+        for domain in domains:
+            with contextlib.suppress(DataError):  # incomplete here, perhaps whole elsewhere
+                if domain not in found and (source := find_source(place, domain)):
+                    found[domain] = _digit_files(source)
+    return {domain: found[domain] for domain in domains if domain in found}
 
 
 def take_over(places: Places, root: Path) -> int:
@@ -82,15 +87,6 @@ def _move(made: Path, target: Path) -> None:
         made.replace(target)
 
 
-def _first_source(places: Sequence[Path], domain: str) -> Source | None:
-    for place in places:
-        with contextlib.suppress(DataError):  # incomplete here, perhaps whole elsewhere
-            source = find_source(place, domain)
-            if source:
-                return source
-    return None
-
-
 def _digit_files(source: Source) -> Places:
     found: dict[Path, Path] = {}
     for part in source.files:
@@ -106,18 +102,12 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _folders(below, depth - 1)
 
 
-BY_HAND = {
+_BY_HAND = {
     "synthdigits": "Ganin's SynthDigits from http://yaroslav.ganin.net",
     "mnist_m": "Ganin's MNIST-M from http://yaroslav.ganin.net, or photographs to make one from "
     "MNIST as the folder photographs",
-    "office_caltech10": "the folders amazon, caltech, dslr and webcam with the ten classes that "
-    "Office-31 (https://people.eecs.berkeley.edu/~jhoffman/domainadapt/) and Caltech-256 "
-    "(https://data.caltech.edu/records/nyy15-4j048) share",
-    "domainnet": "the six archives of DomainNet from http://ai.bu.edu/M3SDA/, unpacked",
-    "abide": "the series *_rois_ho.1D (pipeline cpac, strategy filt_noglobal) and the phenotype "
-    "table from http://preprocessed-connectomes-project.org/abide/download.html",
 }
-"""What to get, and from where, where no checksum is published."""
+"""The same of digit domains whose checksum nobody publishes."""
 
 
 def provide(
@@ -138,14 +128,15 @@ def provide(
     if source:
         _check_source(source, name, info)
     if isinstance(info, DigitsInfo):
-        _provide_digits(_wanted(info, options), options, source, listener)
+        asked = options.get("domains") or info.domains
+        domains = checked_domains([asked] if isinstance(asked, str) else asked, DOMAINS)
+        _provide_digits(domains, options, source, listener)
     elif source:
         places = _places(name, info, source)
         _told(name, take_over(places, data_root()), len(places), listener)
     elif not info.is_there():
-        text = BY_HAND.get(name, info.source)
         raise DataError(
-            f"{name} is missing: get {text}; put it in {data_root() / name} "
+            f"{name} is missing: get {info.by_hand or info.source}; put it in {data_root() / name} "
             "(FEDBN_DATA names the folder above)"
         )
 
@@ -174,15 +165,6 @@ def _provide_digits(
     missing = [_how(d) for d in domains if not _found(d) and d not in _made(options)]
     if missing:
         raise DataError("; ".join([*missing, f"put them in {digits_folder()}"]))
-
-
-def _wanted(info: DigitsInfo, options: Mapping[str, Any]) -> Sequence[str]:
-    asked = options.get("domains") or info.domains
-    domains = list(asked) if isinstance(asked, list | tuple) else [asked]
-    for domain in domains:
-        if domain not in DOMAINS:
-            raise ConfigError(f"data.domains: {unknown('domain', str(domain), DOMAINS)}")
-    return domains
 
 
 def _download(domain: str, listener: Listener) -> None:
@@ -216,7 +198,7 @@ def _made(options: Mapping[str, Any]) -> set[str]:
 def _how(domain: str) -> str:
     files = describe_forms(domain)
     remote = REMOTE.get(domain)
-    origin = f"from {remote.address}" if remote else BY_HAND[domain]
+    origin = f"from {remote.address}" if remote else _BY_HAND[domain]
     return f"{domain} is missing ({files}): get {'it ' if remote else ''}{origin}"
 
 

@@ -44,6 +44,7 @@ class Info:
             empty for data that needs no file.
         module: What must be installed to read or make it, beside this library's own needs.
         extra: The part of this library that brings the module (`pip install fedbn[EXTRA]`).
+        by_hand: What to get, and from where, where no checksum is published.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Info:
     files: tuple[str, ...] = ()
     module: str = ""
     extra: str = ""
+    by_hand: str = ""
 
     def is_installed(self) -> bool:
         """Tell whether the module it needs is there."""
@@ -132,20 +134,12 @@ def fingerprint(paths: Iterable[Path]) -> dict[str, object]:
     are not read again. Names and times alone would not do: sites unpacked from archives may have
     them in common.
     """
-    files = [file for path in paths for file in _files(path)]
+    files = [f for path in paths for f in (sorted(path.iterdir()) if path.is_dir() else [path])]
     homes = {parent: parent.resolve() for parent in {file.parent for file in files}}
-    places = [str(_place(file, homes[file.parent])) for file in files]
+    places = [str(f.resolve() if f.is_symlink() else homes[f.parent] / f.name) for f in files]
     states = [_state(file) for file in files]
     made = cached("contents", {"places": places, "states": states}, lambda: _contents(files))
     return {"places": places, "sha256": made["sha256"].tobytes().hex()}
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.iterdir()) if path.is_dir() else [path]
-
-
-def _place(file: Path, home: Path) -> Path:
-    return file.resolve() if file.is_symlink() else home / file.name
 
 
 def _state(file: Path) -> tuple[int, ...]:

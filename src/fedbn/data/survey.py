@@ -51,7 +51,7 @@ def distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
     if size < 2:
         return [[float("nan")] * len(clients) for _ in clients]
     pairs = zip(halves, [client for client in clients for _ in range(2)], strict=True)
-    samples = torch.cat([_samples(client, half[:size]) for half, client in pairs])
+    samples = torch.cat([_batch(client.train, half[:size]).float() for half, client in pairs])
     reduced = _components(_features(samples).double(), min(_COMPONENTS, size))
     fits = [_gaussian(part) for part in reduced.split(size)]
     spread = float(_gaussian(reduced)[1].trace()) or 1.0
@@ -93,8 +93,8 @@ def _halves(client: Client, seed: int) -> tuple[Tensor, Tensor]:
     return order[chosen], order[~chosen]
 
 
-def _samples(client: Client, index: Tensor) -> Tensor:
-    return client.train.batch(index.to(client.train.y.device))[0].cpu().float()
+def _batch(split: Split, index: Tensor) -> Tensor:
+    return split.batch(index.to(split.y.device))[0].cpu()
 
 
 def _features(x: Tensor) -> Tensor:
@@ -186,19 +186,10 @@ def _edges(values: Sequence[Tensor]) -> NDArray[np.float64]:
 
 def _histograms(x: Tensor, edges: NDArray[np.float64]) -> dict[str, list[float]]:
     """Shares of the values in each bin, by colour channel where there are three different ones."""
-    coloured = x.dim() == 4 and x.shape[1] == 3 and not _grey(x)
+    coloured = x.dim() == 4 and x.shape[1] == 3 and not bool((x == x[:, :1]).all())
     parts = dict(zip(_CHANNELS, x.unbind(1), strict=True)) if coloured else {"values": x}
-    return {name: _shares(part, edges) for name, part in parts.items()}
-
-
-def _grey(x: Tensor) -> bool:
-    return bool((x[:, 0] == x[:, 1]).all() and (x[:, 0] == x[:, 2]).all())
-
-
-def _shares(x: Tensor, edges: NDArray[np.float64]) -> list[float]:
-    counts, _ = np.histogram(x.flatten().numpy(), bins=edges)
-    shares: list[float] = (counts / x.numel()).tolist()
-    return shares
+    counts = {name: np.histogram(part.flatten().numpy(), edges)[0] for name, part in parts.items()}
+    return {name: (count / parts[name].numel()).tolist() for name, count in counts.items()}
 
 
 def _examples(client: Client, count: int) -> NDArray[np.uint8]:

@@ -21,6 +21,7 @@ SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LONGEST_CELL = 1_000_000
+_MOST_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def read_table(file: Path) -> Table:
 def _read_csv(file: Path) -> Table:
     csv.field_size_limit(_LONGEST_CELL)
     with file.open(encoding="utf-8-sig", newline="") as stream:
-        delimiter = _delimiter(stream.readline())
+        delimiter = max(",;\t", key=stream.readline().count)
         stream.seek(0)
         lines = csv.reader(stream, delimiter=delimiter, strict=True)
         header = _header(next(lines, []), file)
@@ -110,10 +111,6 @@ def _cells(lines: Iterator[list[str]], width: int, file: Path) -> tuple[list[int
         rows.append(row)
         found.append(line)
     return rows, [list(column) for column in zip(*found, strict=True)] or [[] for _ in range(width)]
-
-
-def _delimiter(header: str) -> str:
-    return max(",;\t", key=header.count)
 
 
 def _with_point(cell: str) -> str:
@@ -199,9 +196,6 @@ def by_site(table: Table, site: str) -> dict[str, Table]:
     return {name: table.take(rows[name], table.where) for name in sorted(rows)}
 
 
-_MOST_CLASSES = 1000
-
-
 def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
     """Collect the classes of all sites, sorted: by value where all are numbers.
 
@@ -213,7 +207,10 @@ def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
         found |= {cell.strip() for cell in table.column(label, "data.label")}
         for row in table.gaps(label):
             raise DataError(f"{table.where}, row {row}: no value in {label!r} (data.label)")
-    classes = _sorted(found)
+    try:
+        classes = tuple(sorted(found, key=lambda name: (float(name), name)))
+    except ValueError:
+        classes = tuple(sorted(found))
     rows = sum(len(table) for table in tables.values())
     if len(classes) > min(_MOST_CLASSES, max(20, rows // 2)):
         raise DataError(
@@ -236,10 +233,3 @@ def repeated_ids(tables: Mapping[str, Table], id: str) -> tuple[str, ...]:
     if not repeated:
         return ()
     return (f"column {id!r}: {len(repeated)} id(s) occur again; the first is {repeated[0]}",)
-
-
-def _sorted(names: set[str]) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(names, key=lambda name: (float(name), name)))
-    except ValueError:
-        return tuple(sorted(names))

@@ -129,6 +129,8 @@ INFO = {
         shape="5995",
         source="ABIDE preprocessed, CPAC filt_noglobal rois_ho; copies by hand",
         licence="unrestricted non-commercial research",
+        by_hand="the series *_rois_ho.1D (pipeline cpac, strategy filt_noglobal) and the phenotype "
+        "table from http://preprocessed-connectomes-project.org/abide/download.html",
         files=("abide/**/*_rois_ho.1D", "abide/**/Phenotypic*.csv"),
     )
 }

@@ -83,6 +83,9 @@ INFO = {
         shape="3×256×256",
         source="Gong et al. 2012, from Office-31 and Caltech-256; copies by hand",
         licence="none stated; research use",
+        by_hand="the folders amazon, caltech, dslr and webcam with the ten classes that Office-31 "
+        "(https://people.eecs.berkeley.edu/~jhoffman/domainadapt/) and Caltech-256 "
+        "(https://data.caltech.edu/records/nyy15-4j048) share",
         files=(
             "office_caltech10/[aA]mazon*/*",
             "office_caltech10/[cC]altech*/*",
@@ -99,6 +102,7 @@ INFO = {
         shape="3×256×256",
         source="Peng et al. 2019; the archives of its six domains, by hand",
         licence="its owners claim fair use: research and teaching, not for profit",
+        by_hand="the six archives of DomainNet from http://ai.bu.edu/M3SDA/, unpacked",
         files=tuple(f"domainnet/{domain}/*" for domain in DOMAINNET.domains),
         benchmark=DOMAINNET,
     ),

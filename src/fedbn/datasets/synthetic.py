@@ -39,11 +39,11 @@ def synth_digits(
         seed: Decides the images.
     """
     arrays, remark = rendered(train, test, fonts, seed)
-    parts = {
-        part: Split(torch.from_numpy(arrays[f"{part}_x"]), torch.from_numpy(arrays[f"{part}_y"]))
-        for part in ("train", "test")
-    }
-    client = Client("synthdigits", "synthdigits", parts["train"], {"synthdigits": parts["test"]})
+    train_x, train_y, test_x, test_y = (
+        torch.from_numpy(arrays[name]) for name in ("train_x", "train_y", "test_x", "test_y")
+    )
+    tests = {"synthdigits": Split(test_x, test_y)}
+    client = Client("synthdigits", "synthdigits", Split(train_x, train_y), tests)
     return Federation("synth_digits", (client,), tuple("0123456789"), (remark,))
 
 
