@@ -1,19 +1,21 @@
-r"""Markdown from words of others: names of clients, paths and values never become markup.
+r"""Words for people: names of others shown safely in a line, Markdown or CSV; numbers said.
 
 >>> table(["client", "score"], [["a|b", "1"]])
 '| client | score |\n|---|---|\n| a\\|b | 1 |'
-
-Numbers as a reader wants them, the same in HTML and Markdown.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~$&])")
 _LINK = re.compile(r"(?i)(https?|ftp|mailto|www)([:.])")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf)")
 
 
 def one_line(text: object) -> str:
@@ -36,6 +38,17 @@ def printable(text: object) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))
 
 
+def short(text: str, most: int = 18) -> str:
+    """Shorten a name for a drawing.
+
+    Examples:
+        >>> short("St. Mary's Hospital, Radiology", 12)
+        "St. Mary's …"
+    """
+    whole = printable(text)
+    return whole if len(whole) <= most else f"{whole[: most - 1]}…"
+
+
 def harmless(text: object) -> str:
     r"""Make a text one line that Markdown shows as it is.
 
@@ -47,7 +60,7 @@ def harmless(text: object) -> str:
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Draw a table; every cell is made harmless."""
+    """Draw a table in Markdown; every cell is made harmless."""
     lines = [_row(header), "|" + "---|" * len(header), *(_row(row) for row in rows)]
     return "\n".join(lines)
 
@@ -56,7 +69,29 @@ def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(harmless(cell) for cell in cells)} |"
 
 
-T = TypeVar("T")
+def no_formula(cell: str) -> str:
+    """Put an apostrophe before what a spreadsheet would run as a formula; numbers are none.
+
+    Examples:
+        >>> [no_formula(cell) for cell in ("=1+1", "-0.5", "-a", "b")]
+        ["'=1+1", '-0.5', "'-a", 'b']
+    """
+    risky = cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if risky else cell
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested tables by their dotted keys; an empty table is a leaf.
+
+    Examples:
+        >>> dict(flat({"training": {"lr": 0.1}, "data": {}}))
+        {'training.lr': 0.1, 'data': {}}
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def bytes_said(count: float) -> str:

@@ -12,8 +12,9 @@ from use_sites import site
 
 import fedbn
 from fedbn.data.new_samples import Samples
+from fedbn.text import no_formula
 from fedbn.trained.evaluation import METRICS, evaluate_all
-from fedbn.trained.trained_run import Predictions, Trained, harmless, predict
+from fedbn.trained.trained_run import Predictions, Trained, predict
 
 X, Y = site(8.0, 9, 12)
 
@@ -81,4 +82,4 @@ def test_no_cell_is_a_formula_and_quoting_is_right():
     cells = [cell for row in rows for cell in row]
     assert not any(cell.startswith(("=", "+", "@", "\t")) for cell in cells)
     assert [row[0] for row in rows[1:]] == [f"'{cell}" for cell in evil[:5]] + [evil[5], "-1"]
-    assert harmless(["-1e5", "- 1", "−1"]) == ["-1e5", "'- 1", "−1"]
+    assert [*map(no_formula, ["-1e5", "- 1", "−1"])] == ["-1e5", "'- 1", "−1"]

@@ -13,12 +13,13 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn import registry
 from fedbn.errors import ConfigError, DamagedRun, unknown
+from fedbn.text import flat
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -74,17 +75,9 @@ def changed(raw: Raw, changes: Mapping[str, Any]) -> Raw:
         below = raw.get(section, {})
         if section in ("data", "model") and "name" in value and isinstance(below, Mapping):
             raw = {**raw, section: {}}
-        for key, each in _leaves(value, f"{section}."):
+        for key, each in flat(value, f"{section}."):
             raw = placed(raw, key, each)
     return raw
-
-
-def _leaves(value: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for key, each in value.items():
-        if isinstance(each, Mapping) and each:
-            yield from _leaves(each, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", each
 
 
 _DEPTH = 20

@@ -24,6 +24,7 @@ from fedbn.experiments.configuration import (
 from fedbn.experiments.schema import Experiment
 from fedbn.paper.items import Entry
 from fedbn.runs.folder import RunFolder
+from fedbn.text import flat
 
 # What changes no result, or is told in another way.
 _UNSAID = ("workers", "engine", "format", "evaluation.every", "training.device", "quick",
@@ -94,15 +95,8 @@ def _values(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]
 def _flat(experiment: Experiment) -> dict[str, Any]:
     raw = experiment.model_dump(exclude={"reproduce"})
     options = experiment.reproduce.options if experiment.reproduce else {}
-    return dict(_leaves({**raw, "reproduce": {"options": options}}))
-
-
-def _leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, each in value.items():
-        if isinstance(each, Mapping):
-            yield from _leaves(each, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", each
+    leaves = flat({**raw, "reproduce": {"options": options}})
+    return {key: value for key, value in leaves if value != {}}
 
 
 def _shown(value: Any) -> str:

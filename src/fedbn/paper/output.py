@@ -18,7 +18,7 @@ from fedbn import __version__, text
 from fedbn.errors import ConfigError, unknown
 from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
 from fedbn.runs.folder import explained, to_json, write_atomically
-from fedbn.text import harmless
+from fedbn.text import harmless, no_formula
 
 PAPER, DIFFERENCE = "paper", "ours − paper"
 _TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"−": "$-$", "±": r"$\pm$", "✓": r"$\ast$"})
@@ -77,12 +77,7 @@ def _csv_lines(row: Row, table: Table) -> Iterator[list[object]]:
             numbers = (cell.ours, cell.std, cell.paper, cell.paper_std, cell.difference)
             shown = ["" if value is None else f"{value:.6g}" for value in numbers]
             within = "" if cell.within is None else str(cell.within).lower()
-            yield [*map(_safe, row.label), _safe(column), *shown, within]
-
-
-def _safe(text: str) -> str:
-    """Keep a spreadsheet from reading a name as a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+            yield [*map(no_formula, row.label), no_formula(column), *shown, within]
 
 
 def _ours(cell: Cell | None, digits: int) -> str:

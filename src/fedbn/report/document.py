@@ -17,8 +17,7 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedbn.report.svg import short
-from fedbn.text import harmless
+from fedbn.text import harmless, short
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,11 @@ from fedbn.report.svg import (
     note,
     numbered,
     points,
-    short,
     tag,
     ticks,
 )
 from fedbn.results import BLUE, GREEN, VERMILION
-from fedbn.text import spread
+from fedbn.text import short, spread
 from fedbn.trained.local_parts import layer_distance
 
 _SIDE = 300.0

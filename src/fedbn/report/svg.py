@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup, escape
 
+from fedbn.text import printable, short
+
 Scale = Callable[[float], float]
 
 
@@ -73,17 +75,6 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def short(text: str, most: int = 18) -> str:
-    """Shorten a name for a drawing; signs that cannot be shown become a question mark.
-
-    Examples:
-        >>> short("St. Mary's Hospital, Radiology", 12)
-        "St. Mary's …"
-    """
-    whole = _seen(text).replace("\n", "?")
-    return whole if len(whole) <= most else f"{whole[: most - 1]}…"
-
-
 def label(
     x: float, y: float, text: str, anchor: str = "start", most: int = 18, **more: object
 ) -> Markup:
@@ -142,7 +133,7 @@ def uprights(across: Scale, span: tuple[float, float], bottom: float, sign: str 
 
 
 def _seen(text: str) -> str:
-    return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _end(anchor: str) -> dict[str, str]:

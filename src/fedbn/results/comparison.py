@@ -16,7 +16,7 @@ from typing import Any
 from fedbn.errors import ConfigError, unknown
 from fedbn.results.aggregate import MEAN, Records, Report, Row, ScoreTable, summarize
 from fedbn.results.paired_tests import FEWEST_RANKS, LEVEL, Paired, holm, paired
-from fedbn.text import counted, harmless, table
+from fedbn.text import counted, flat, harmless, table
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,10 @@ def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
         >>> changes({"t": {"lr": 0.1, "rounds": 2}}, {"t": {"lr": 0.2, "rounds": 2}})
         (Change(key='t.lr', a=0.1, b=0.2),)
     """
-    first, second = dict(_flat(a)), dict(_flat(b))
+    first, second = dict(flat(a)), dict(flat(b))
     keys = sorted(first.keys() | second.keys())
     found = (Change(key, first.get(key), second.get(key)) for key in keys)
     return tuple(change for change in found if change.a != change.b)
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
 
 
 def _word(value: Any) -> str:

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from fedbn.results import BLUE, GREEN, VERMILION
 from fedbn.results.figures import headed, plain, saved, styled
+from fedbn.text import short
 
 LINES: dict[str, tuple[str, Any]] = {
     "red": (VERMILION, "-"),
@@ -73,8 +74,7 @@ def _title(survey: Mapping[str, Any], shown: int) -> str:
 
 
 def _short(name: str) -> str:
-    whole = "".join(sign if sign.isprintable() else "?" for sign in name)
-    return plain(whole if len(whole) <= LONGEST_NAME else f"{whole[: LONGEST_NAME - 1]}…")
+    return plain(short(name, LONGEST_NAME))
 
 
 def _draw_clients(figure: SubFigure, survey: Mapping[str, Any]) -> None:

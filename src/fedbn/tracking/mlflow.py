@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedbn.errors import FedbnError
 from fedbn.runs.folder import to_json, write_atomically
+from fedbn.text import flat
 from fedbn.tracking import Names, numbers
 
 NEEDS = ("mlflow", "sqlalchemy", "alembic")
@@ -115,7 +116,8 @@ class MLflow:
         method, setting, seed = job
         tags = {"method": method, "setting": setting, "seed": str(seed)}
         run = self._client.create_run(self._experiment, run_name=_label(job), tags=tags)
-        params = [Param(key[:250], value[:_LONGEST]) for key, value in _flat(self._config)]
+        leaves = [leaf for leaf in flat(self._config) if leaf[1] != {}]
+        params = [Param(key[:250], str(value)[:_LONGEST]) for key, value in leaves]
         self._client.log_batch(run.info.run_id, params=params[:100])
         kept = self._read()
         kept.setdefault(self._uri, {})[_label(job)] = run.info.run_id
@@ -135,11 +137,3 @@ class MLflow:
 def _label(job: tuple[str, str, int]) -> str:
     method, setting, seed = job
     return f"{method} {setting} seed {seed}"
-
-
-def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", str(value)

@@ -30,7 +30,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedbn.core.federation import Split
-from fedbn.trained.trained_run import Trained, harmless, probabilities
+from fedbn.text import no_formula
+from fedbn.trained.trained_run import Trained, probabilities
 
 Floats = NDArray[np.float64]
 Value = tuple[float, float, float]
@@ -232,7 +233,7 @@ class Matrix:
                 for domain, value in row.items():
                     numbers = ["" if v is None else f"{v:.6g}" for v in _plain(value)]
                     names = [metric, client, domain, str(self.samples[domain])]
-                    writer.writerow(harmless([*names, *numbers]))
+                    writer.writerow(map(no_formula, [*names, *numbers]))
         return text.getvalue().encode()
 
 

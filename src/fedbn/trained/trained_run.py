@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedbn.data.arrays import labels_of, tensor_of
 from fedbn.data.new_samples import Samples
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
+from fedbn.text import no_formula
 from fedbn.trained.local_parts import Site
 
 _SCALED = 1.01
@@ -246,7 +247,6 @@ class Trained:
 
 
 # What a spreadsheet takes for the beginning of a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @dataclass(frozen=True)
@@ -292,8 +292,8 @@ class Predictions:
         """Render all rows as CSV, in UTF-8."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(harmless(self.header()))
-        writer.writerows(harmless(row) for row in self.rows())
+        writer.writerow(map(no_formula, self.header()))
+        writer.writerows(map(no_formula, row) for row in self.rows())
         return text.getvalue().encode()
 
 
@@ -303,21 +303,3 @@ def predict(trained: Trained, client: str, samples: Samples, chunk: int = 256) -
     proba = probabilities(trained.model(client), x, chunk)
     labels = None if samples.y is None else samples.y.numpy()
     return Predictions(samples.names, trained.plan.federation.classes, proba, labels)
-
-
-def harmless(cells: Sequence[str]) -> list[str]:
-    """Put an apostrophe before what a spreadsheet would run as a formula.
-
-    Examples:
-        >>> harmless(["=1+1", "-0.5", "-a", "b"])
-        ["'=1+1", '-0.5', "'-a", 'b']
-    """
-    return [f"'{c}" if c.startswith(_FORMULA) and not _is_number(c) else c for c in cells]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return cell == cell.strip()
