@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from loading import loaded
 from PIL import Image
 
 from fedbn.core.federation import Client, Federation, Finding, Split
-from fedbn.data.checks import examine, examine_path
+from fedbn.data.checks import examine, examine_path, recognize
 from fedbn.data.images import Image as PillowImage
-from fedbn.datasets.own_files import arrays, tables
 
 
 def examined(path: Path, **options: object) -> list[Finding]:
-    return examine_path(path, options, {"arrays": arrays, "tables": tables})
+    def read(changed: Mapping[str, object]) -> Federation:
+        return loaded(recognize(path)[0], path=str(path), **{**options, **changed})
+
+    return examine_path(path, options, read)
 
 
 def noise(seed: int, size: int = 16) -> Image.Image:
@@ -147,7 +151,8 @@ def test_a_class_missing_at_a_site_and_very_unequal_classes(pictures):
 def test_enormous_pictures(pictures, monkeypatch):
     noise(500, 40).save(pictures / "a" / "cat" / "large.png")
     monkeypatch.setattr("fedbn.data.file_checks._LARGE", 1500)
-    assert "enormous" in only(examined(pictures)).text
+    (enormous,) = found(examined(pictures), "warning")
+    assert "enormous" in enormous[2]
     monkeypatch.setattr(PillowImage, "MAX_IMAGE_PIXELS", 1500)
     assert only(examined(pictures)).severity == "error"
 

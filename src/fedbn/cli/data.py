@@ -23,7 +23,6 @@ from fedbn.data.checks import examine, examine_benchmark, examine_path
 from fedbn.data.storage import data_root
 from fedbn.data.survey import survey
 from fedbn.datasets import info_of
-from fedbn.datasets.own_files import arrays, tables
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments import configuration
 from fedbn.experiments.schema import DataSection
@@ -235,15 +234,14 @@ def _findings(section: DataSection) -> list[Finding]:
 def _own(section: DataSection) -> list[Finding]:
     """Look at a user's files one by one; where they are fine, read them as a run would."""
     options = {key: value for key, value in section.options.items() if key != "path"}
-    files = examine_path(str(section.path), options, {"arrays": arrays, "tables": tables})
-    if _stopped(files):
-        return files
-    kind, sentence = data_name(section)
-    say(sentence or "")
-    if kind == "tables" and "label" not in options:
-        return files  # which has a note that says so
-    read = [f for f in _read(section) if f.severity == "error" or _is_remark(f)]
-    return [*files, *(f for f in read if f not in files)]
+    found = examine_path(
+        section.path or "",
+        options,
+        lambda changed: load_federation(section.model_copy(update=changed)),
+    )
+    if not _stopped(found):
+        say(data_name(section)[1] or "")
+    return found
 
 
 def _registered(section: DataSection) -> list[Finding]:
@@ -266,11 +264,6 @@ def _read(section: DataSection) -> list[Finding]:
         return examine(load_federation(section))
     except DataError as error:
         return [Finding("error", "", data_name(section)[0], str(error))]
-
-
-def _is_remark(finding: Finding) -> bool:
-    """Tell whether it is about all of the data, as a run would say it."""
-    return finding.severity == "note" and not finding.site
 
 
 def _stopped(found: list[Finding]) -> bool:

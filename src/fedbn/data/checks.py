@@ -189,8 +189,8 @@ def _has_pictures(site: Path) -> bool:
         return False  # other sites may tell what it is, and reading this one says what is wrong
 
 
-Readers = Mapping[str, Callable[..., Federation]]
-"""The data sets that read a user's own files, by kind."""
+Read = Callable[[Mapping[str, Any]], Federation]
+"""Reads data whole, as a run would, with these options changed."""
 
 
 def examine_benchmark(benchmark: Benchmark, root: Path) -> list[Finding]:
@@ -200,8 +200,8 @@ def examine_benchmark(benchmark: Benchmark, root: Path) -> list[Finding]:
     return in_order(faults)
 
 
-def examine_path(path: str | Path, options: Mapping[str, Any], readers: Readers) -> list[Finding]:
-    """Look for faults in a user's own files; never raises for them, but reports.
+def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> list[Finding]:
+    """Look for faults in a user's own files, then in the samples they hold; report, never raise.
 
     An `error` is what would stop a run, a `warning` what may spoil its result, a `note` what is
     good to know. Errors come first.
@@ -209,21 +209,25 @@ def examine_path(path: str | Path, options: Mapping[str, Any], readers: Readers)
     Args:
         path: The folder, or the file.
         options: The data set's options beside the path; for tables `label`, `site` and so on.
-        readers: Read `arrays` and `tables` whole, once their files are looked at.
+        read: Reads the data whole, once its files are looked at.
     """
     place = Path(path)
     with _reported(path) as faults:
         kind, _ = recognize(path)
-        if kind == "folders":
-            depth = options.get("depth")
-            faults += picture_findings(place, depth if isinstance(depth, int) else DEPTH)
-        elif kind == "arrays":
-            faults += _array_files(place)
-            if not _stopped(faults):
-                faults += _federation(readers["arrays"](str(path)))
-        else:
-            _tables(place, options, readers["tables"], faults)
+        if kind == "tables":
+            _tables(place, options, read, faults)
+            return in_order(faults)
+        depth = options.get("depth")  # which nobody has checked yet
+        white = depth if isinstance(depth, int) else DEPTH
+        faults += _array_files(place) if kind == "arrays" else picture_findings(place, white)
+        if not _stopped(faults):
+            # Pictures were looked at one by one: only what a run would say is new.
+            faults += (f for f in _federation(read({})) if kind == "arrays" or _is_new(f))
     return in_order(faults)
+
+
+def _is_new(finding: Finding) -> bool:
+    return finding.severity == "error" or (finding.severity == "note" and not finding.site)
 
 
 @contextmanager
@@ -239,9 +243,7 @@ def _reported(path: str | Path) -> Iterator[list[Finding]]:
         found.append(Finding("error", "", shown(str(error.filename)), text))
 
 
-def _tables(
-    path: Path, options: Mapping[str, Any], read: Callable[..., Federation], faults: list[Finding]
-) -> None:
+def _tables(path: Path, options: Mapping[str, Any], read: Read, faults: list[Finding]) -> None:
     faults += table_findings(path, options)
     if options.get("label") is None:
         text = "data.label is not set: classes were not checked"
@@ -249,7 +251,8 @@ def _tables(
         return
     before = _stopped(faults)
     try:
-        faults += _federation(read(str(path), **{**options, "missing": "mean"}))
+        # Empty cells are reported already, and must not hide what else there is.
+        faults += _federation(read({"missing": "mean"} if before else {}))
     except (ConfigError, DataError) as error:
         if not before:
             faults.append(refusal(error, path))
