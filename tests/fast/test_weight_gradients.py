@@ -18,7 +18,7 @@ from fedbn.core.plan import Training
 from fedbn.core.rounds import ClientWork, local_train
 from fedbn.fast import weight_gradients as asides
 from fedbn.fast.memory_formats import as_usual, blocked, channels_last, prepare
-from fedbn.fast.weight_gradients import Aside, Helpers, plain_steps
+from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, plain_steps
 from fedbn.models.networks import small_cnn
 
 
@@ -111,8 +111,8 @@ SPECIAL = [Autocast, Checkpointed, CheckpointedTwice, Offloaded, Mapped, Compile
 
 
 @pytest.fixture
-def helpers() -> Iterator[Helpers]:
-    made = Helpers(2)
+def helpers() -> Iterator[IdleCores]:
+    made = IdleCores(2)
     yield made
     made.close()
 
@@ -126,11 +126,11 @@ def gradients(model: nn.Module, step: Callable[[nn.Module], None]) -> list[Tenso
 @pytest.mark.parametrize("make", [lambda: small_cnn(4, (3, 16, 16)), Tied, Odd, Slopes, *SPECIAL])
 @pytest.mark.parametrize("helped", [True, False])
 def test_the_gradients_are_torchs_own(
-    make: Callable[[], nn.Module], helped: bool, helpers: Helpers
+    make: Callable[[], nn.Module], helped: bool, helpers: IdleCores
 ) -> None:
     torch.manual_seed(0)
     model, x = make(), torch.rand(6, 3, 16, 16)
-    aside = Aside(helpers if helped else None)
+    aside = OverlappedPasses(helpers if helped else None)
 
     def step(m: nn.Module) -> None:
         for _ in range(2):  # gradients add up
@@ -150,12 +150,12 @@ def test_the_gradients_are_torchs_own(
 
 @pytest.mark.parametrize("layout", [as_usual, channels_last, blocked])
 def test_helped_or_not_in_every_layout(
-    layout: Callable[[Tensor], Tensor], helpers: Helpers
+    layout: Callable[[Tensor], Tensor], helpers: IdleCores
 ) -> None:
     torch.manual_seed(0)
     model, x = small_cnn(4, (3, 16, 16)), torch.rand(6, 3, 16, 16)
     prepare(model, layout)
-    alone, helped = Aside(), Aside(helpers)
+    alone, helped = OverlappedPasses(), OverlappedPasses(helpers)
     first, second = (
         gradients(model, lambda m, a=a: a.backward(a.outputs(m, layout(x)).square().sum()))
         for a in (alone, helped)
@@ -163,23 +163,26 @@ def test_helped_or_not_in_every_layout(
     assert all(map(torch.equal, first, second))
 
 
-def test_weights_used_three_times_sum_up_the_same_whoever_computes(helpers: Helpers) -> None:
+def test_weights_used_three_times_sum_up_the_same_whoever_computes(helpers: IdleCores) -> None:
     torch.manual_seed(0)
     model, x = Tied(), torch.rand(6, 3, 16, 16)
     found = [
-        gradients(model, lambda m: (a := Aside(helpers)).backward(a.outputs(m, x).square().sum()))
+        gradients(
+            model,
+            lambda m: (a := OverlappedPasses(helpers)).backward(a.outputs(m, x).square().sum()),
+        )
         for _ in range(5)
     ]
     assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
 
 
 def test_helpers_are_asked_only_while_a_core_is_idle(
-    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+    helpers: IdleCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
     submit = helpers.submit
     monkeypatch.setattr(helpers, "submit", lambda work: asked.append(work) or submit(work))
-    model, x, aside = small_cnn(4, (3, 16, 16)), torch.rand(6, 3, 16, 16), Aside(helpers)
+    model, x, aside = small_cnn(4, (3, 16, 16)), torch.rand(6, 3, 16, 16), OverlappedPasses(helpers)
     with helpers.one_core_busy():
         aside.backward(aside.outputs(model, x).sum())
         helped = len(asked)
@@ -190,28 +193,28 @@ def test_helpers_are_asked_only_while_a_core_is_idle(
 
 
 def test_an_error_of_a_helper_is_an_error_of_the_pass(
-    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+    helpers: IdleCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> list[Tensor]:
         raise ValueError("no room")
 
     monkeypatch.setattr(helpers, "submit", lambda _: helpers._threads.submit(fail).result)
-    model, aside = nn.Linear(3, 2), Aside(helpers)
+    model, aside = nn.Linear(3, 2), OverlappedPasses(helpers)
     with pytest.raises(ValueError, match="no room"):
         aside.backward(aside.outputs(model, torch.rand(4, 3)).sum())
 
 
-def test_what_nobody_began_is_done_by_the_pass(helpers: Helpers) -> None:
+def test_what_nobody_began_is_done_by_the_pass(helpers: IdleCores) -> None:
     gate = threading.Event()
     helpers.submit(lambda: gate.wait() and [])  # the only thread is held up
-    model, aside, x = nn.Linear(3, 2), Aside(helpers), torch.rand(4, 3)
+    model, aside, x = nn.Linear(3, 2), OverlappedPasses(helpers), torch.rand(4, 3)
     aside.backward(aside.outputs(model, x).sum())
     gate.set()
     assert torch.equal(model.weight.grad, x.sum(0).expand(2, 3))
 
 
-def test_parameters_with_hooks_are_left_to_torch(helpers: Helpers) -> None:
-    model, aside, seen = nn.Linear(3, 2), Aside(helpers), []
+def test_parameters_with_hooks_are_left_to_torch(helpers: IdleCores) -> None:
+    model, aside, seen = nn.Linear(3, 2), OverlappedPasses(helpers), []
     model.weight.register_hook(lambda g: seen.append("hook"))
     model.bias.register_post_accumulate_grad_hook(lambda p: seen.append("after"))
     aside.backward(aside.outputs(model, torch.rand(4, 3)).sum())
@@ -226,7 +229,7 @@ def test_small_models_do_without() -> None:
 def trained(
     model: nn.Module,
     mu: float | None = None,
-    helpers: Helpers | None = None,
+    helpers: IdleCores | None = None,
     plainly: bool = False,
     **training: object,
 ) -> tuple[list[Tensor], int]:
@@ -236,7 +239,7 @@ def trained(
     data = Split(torch.rand(12, 3, 16, 16, generator=draws).double(), torch.arange(12) % 3)
     shared = list(copied.parameters())
     anchor = [p.detach() * 0.5 for p in shared]
-    aside = None if plainly else Aside(helpers)
+    aside = None if plainly else OverlappedPasses(helpers)
     if aside is not None:
         leave = aside.leave_to_step
 
@@ -281,7 +284,7 @@ def test_weights_that_step_by_themselves_step_as_the_optimiser_does(
     make: Callable[[], nn.Module],
     mu: float | None,
     helped: bool,
-    helpers: Helpers,
+    helpers: IdleCores,
     all_worth_it: None,
 ) -> None:
     torch.manual_seed(0)

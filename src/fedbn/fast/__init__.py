@@ -17,7 +17,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Passes, PlainPasses, Speedups
 from fedbn.fast.memory_formats import MemoryFormat, fastest, prepare
 from fedbn.fast.stacked_training import Stacks
-from fedbn.fast.weight_gradients import Aside, Helpers, worth_it
+from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, worth_it
 
 
 def make_crew(plan: Plan, workers: int = 0) -> Crew:
@@ -42,7 +42,7 @@ def speedups(plan: Plan, workers: int = 1, client: int = 0) -> Speedups:
     sample = plan.federation.clients[client].train.batch(slice(0, 2))[0].cpu()
     layout = fastest(plan.initial_model, sample)
     beside = torch.device(device).type == "cpu" and worth_it(plan.initial_model)
-    helpers = Helpers(workers) if beside and workers > 1 else None
+    helpers = IdleCores(workers) if beside and workers > 1 else None
     chosen = {
         "memory_format": layout.__name__,
         "weight_gradients": "beside the pass" if beside else "in the pass",
@@ -74,7 +74,7 @@ class _Formatted(PlainPasses):
 
 
 def _passes(
-    model: nn.Module, layout: MemoryFormat, helpers: Helpers | None, beside: bool
+    model: nn.Module, layout: MemoryFormat, helpers: IdleCores | None, beside: bool
 ) -> Passes:
     prepare(model, layout)
-    return Aside(helpers, layout) if beside else _Formatted(layout)
+    return OverlappedPasses(helpers, layout) if beside else _Formatted(layout)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,31 +35,21 @@ Work = Callable[[], Gradients]
 _Function = Callable[..., Any]
 
 
-class Beside(Protocol):
-    """Who sees to the gradients of weights."""
-
-    def compute(self, parameters: Gradients, work: Work) -> Gradients:
-        """Give the gradients of these parameters, or nothing for now if somebody sees to them."""
-
-    def leave_to_step(self, weight: Tensor, gradient: Tensor, x: Tensor) -> bool:
-        """Take a dense weight over, which then needs no gradient; or say False."""
-
-
-class Watch(TorchFunctionMode):
+class WatchedLayers(TorchFunctionMode):
     """Puts these functions in the place of torch's while a model computes its outputs."""
 
-    def __init__(self, aside: Beside):
+    def __init__(self, passes: OverlappedPasses):
         super().__init__()
-        self._aside = aside
+        self._passes = passes
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         ours = _OURS.get(func)
         if ours is None or not torch.is_grad_enabled() or _special():
             return func(*args, **(kwargs or {}))
-        return ours(self._aside, func, args, kwargs or {})
+        return ours(self._passes, func, args, kwargs or {})
 
 
-def _convolved(aside: Beside, func: _Function, args: Any, kwargs: Any) -> Any:
+def _convolved(passes: OverlappedPasses, func: _Function, args: Any, kwargs: Any) -> Any:
     def usual(
         input: Tensor,
         weight: Tensor,
@@ -72,16 +62,16 @@ def _convolved(aside: Beside, func: _Function, args: Any, kwargs: Any) -> Any:
         if isinstance(padding, str) or input.dim() != 4 or not _plain(weight, bias):
             return func(*args, **kwargs)
         pairs = (_pair(stride), _pair(padding), _pair(dilation))
-        return _apply(_Convolution, aside, input, weight, bias, *pairs, groups)
+        return _apply(_Convolution, passes, input, weight, bias, *pairs, groups)
 
     return usual(*args, **kwargs)
 
 
-def _multiplied(aside: Beside, func: _Function, args: Any, kwargs: Any) -> Any:
+def _multiplied(passes: OverlappedPasses, func: _Function, args: Any, kwargs: Any) -> Any:
     def usual(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         if input.dim() != 2 or input.is_mkldnn or not _plain(weight, bias):
             return func(*args, **kwargs)
-        return _apply(_Dense, aside, input, weight, bias)
+        return _apply(_Dense, passes, input, weight, bias)
 
     return usual(*args, **kwargs)
 
@@ -92,9 +82,9 @@ def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, aside, x, weight, bias, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
+    def forward(ctx, passes, x, weight, bias, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight)
-        ctx.aside, ctx.bias = aside, bias
+        ctx.passes, ctx.bias = passes, bias
         ctx.geometry = (stride, padding, dilation, False, [0, 0], groups)
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
@@ -109,24 +99,24 @@ class _Convolution(torch.autograd.Function):
                 gradient, x, weight, sizes, *ctx.geometry, mask
             )
 
-        weights = ctx.aside.compute((weight, ctx.bias), lambda: part(False, True, biased)[1:])
+        weights = ctx.passes.compute((weight, ctx.bias), lambda: part(False, True, biased)[1:])
         inputs = part(True, False, False)[0] if ctx.needs_input_grad[1] else None
         return None, inputs, weights[0], weights[1] if biased else None, None, None, None, None
 
 
 class _Dense(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, aside, x, weight, bias):  # type: ignore[no-untyped-def]
+    def forward(ctx, passes, x, weight, bias):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x, weight)
-        ctx.aside, ctx.bias = aside, bias
+        ctx.passes, ctx.bias = passes, bias
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
         product, sums = None, None if ctx.bias is None else gradient.sum(0)
-        if not ctx.aside.leave_to_step(weight, gradient, x):
-            (product,) = ctx.aside.compute((weight,), lambda: (gradient.t().mm(x),))
+        if not ctx.passes.leave_to_step(weight, gradient, x):
+            (product,) = ctx.passes.compute((weight,), lambda: (gradient.t().mm(x),))
         return None, gradient.mm(weight) if ctx.needs_input_grad[1] else None, product, sums
 
 
@@ -164,7 +154,7 @@ _OURS = {torch.conv2d: _convolved, functional.linear: _multiplied}
 _WORTH_IT = 1_000_000
 
 
-class Helpers:
+class IdleCores:
     """Threads that take work over while fewer than all cores are busy with clients."""
 
     def __init__(self, cores: int):
@@ -229,7 +219,7 @@ class PlainSteps:
         rows.addmm_(outputs.t(), x, alpha=-self.lr)
 
 
-class Aside:
+class OverlappedPasses:
     """The training passes of one model, with weight gradients left to helpers where one is idle.
 
     Args:
@@ -240,7 +230,7 @@ class Aside:
         steps: How large dense weights take their steps by themselves; None to give gradients.
     """
 
-    def __init__(self, helpers: Helpers | None = None, layout: MemoryFormat = as_usual):
+    def __init__(self, helpers: IdleCores | None = None, layout: MemoryFormat = as_usual):
         self.steps: PlainSteps | None = None
         self._helpers = helpers
         self._layout = layout
@@ -260,7 +250,7 @@ class Aside:
 
     def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
         """Pass a batch through the model."""
-        with Watch(self):
+        with WatchedLayers(self):
             found: Tensor = model(self._layout(x))
         return found
 
