@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save as to_bytes
 
 from commanding import bits, call, flip_row, newest
 from fedbn import open_run
-from fedbn.errors import DamagedRun
+from fedbn.errors import DamagedRun, FedbnError
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import sealed, unsealed
 
@@ -158,6 +161,34 @@ def test_parts_of_clients_are_a_mapping_that_reads_when_asked(finished: Path) ->
         _ = {**state.local}
     with pytest.raises(KeyError):
         state.local["c"]
+
+
+def test_parts_of_clients_are_copied_and_pickled_as_a_whole(finished: Path) -> None:
+    state = open_run(finished).state
+    for again in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        shutil.rmtree(finished / "checkpoints", ignore_errors=True)
+        assert isinstance(again.local, dict)
+        assert list(again.local) == ["a", "b"]
+        assert again.local["b"].state["1.bias"].equal(state.local["b"].state["1.bias"])
+
+
+def test_what_the_system_refuses_while_tensors_are_written_is_said(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library of the format tells the number of the error in its text alone."""
+    state = open_run(finished).state
+    checkpoints.save(tmp_path, state, {})
+    written = tmp_path / "round-000003"
+    modes = {file.stat().st_mode for file in written.iterdir()}
+    assert len(modes) == 1  # who may read the one may read the other
+
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(FedbnError, match="round-000003: the disk is full; completed rounds are"):
+        checkpoints.save(tmp_path, state, {})
+    checkpoints.Checkpoint(written).verify()
 
 
 def test_a_checkpoint_of_the_first_format_is_refused_by_name(finished: Path) -> None:

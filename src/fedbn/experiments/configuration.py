@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbn import registry
 from fedbn.errors import ConfigError, DamagedRun, unknown
+from fedbn.runs.folder import RunFolder, check_format
 from fedbn.text import flat
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from fedbn.experiments.schema import Experiment
-    from fedbn.runs.folder import RunFolder
 
 
 Raw = dict[str, Any]
@@ -258,9 +258,7 @@ def held_experiment(folder: RunFolder) -> Experiment:
     """
     held, raw = held_by(folder), folder.read_request()
     if isinstance(raw.get("format"), int) and raw["format"] > _FORMAT:
-        raise DamagedRun(
-            f"{held.file}: format {raw['format']} is from a newer fedbn; this reads {_FORMAT}"
-        )
+        check_format(held.file, raw["format"], _FORMAT)
     try:
         return checked(raw, held.file, held)
     except ConfigError as error:

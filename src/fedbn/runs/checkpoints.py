@@ -9,8 +9,10 @@ that one client's part is read and verified alone.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
+from safetensors.torch import save_file
 
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.rounds import RunState
@@ -73,8 +75,9 @@ def save(
     with explained(final):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        write_through(temporary / "state.safetensors", _content(sections, parts))
         write_through(temporary / "manifest.json", sealed(manifest))
+        _write_tensors(temporary / "state.safetensors", _tensors(sections, parts))
+        shutil.copymode(temporary / "manifest.json", temporary / "state.safetensors")
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
@@ -92,13 +95,25 @@ def _described(packs: Mapping[str, Pack]) -> dict[str, Any]:
     }
 
 
-def _content(sections: Mapping[str, State], parts: Mapping[str, Mapping[str, Pack]]) -> bytes:
+def _tensors(sections: Mapping[str, State], parts: Mapping[str, Mapping[str, Pack]]) -> State:
     tensors = {f"{name}/{key}": t for name, state in sections.items() for key, t in state.items()}
     for name, packs in parts.items():
         rows = [_labelled(packs[client]) for client in sorted(packs)]
         for label in rows[0] if rows else ():
             tensors[f"{name}/{label}"] = torch.stack([row[label] for row in rows])
-    return to_bytes(tensors)
+    return tensors
+
+
+def _write_tensors(file: Path, tensors: State) -> None:
+    # `save_file` copies nothing, but lets only the owner read, and says an error in words alone.
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
+    with file.open("r+b") as stream:
+        os.fsync(stream.fileno())
 
 
 def _labelled(pack: Pack) -> State:
@@ -218,7 +233,10 @@ def _verified(tensors: State, known: str, where: str) -> State:
 
 @dataclass(frozen=True)
 class ClientParts(Mapping[str, Pack]):
-    """What some clients hold, each part read and verified when it is asked for."""
+    """What some clients hold, each part read and verified when it is asked for.
+
+    Copied or pickled it is a dictionary of all parts: what is on disk here may not be there.
+    """
 
     checkpoint: Checkpoint
     section: str
@@ -236,6 +254,9 @@ class ClientParts(Mapping[str, Pack]):
 
     def __len__(self) -> int:
         return len(self.layouts)
+
+    def __reduce__(self) -> tuple[type[dict[str, Pack]], tuple[dict[str, Pack]]]:
+        return dict, (dict(self),)
 
 
 def load(path: Path, like: RunState) -> RunState:
@@ -257,7 +278,7 @@ def load(path: Path, like: RunState) -> RunState:
         found.manifest["round"],
         _packed(like.shared.layout, found.section("shared"), path),
         ClientParts(found, "local", layouts),
-        found.section("server"),
+        {name: tensor.clone() for name, tensor in found.section("server").items()},
         ClientParts(found, "untrained", {c: layouts[c] for c in layouts if c in untrained}),
     )
 

@@ -81,10 +81,15 @@ def unsealed(file: Path, reads: int) -> dict[str, Any]:
     before_seals = format == 1 and b'"sha256"' not in content
     if not (whole or before_seals) or not isinstance(format, int):
         raise DamagedRun(f"{file}: damaged (its sha256 is not its own)")
+    check_format(file, format, reads)
+    return value
+
+
+def check_format(file: Path | str, format: int, reads: int) -> None:
+    """Refuse a file that was written by a fedbn of another time."""
     if format != reads:
         other = "a newer" if format > reads else "an older"
         raise DamagedRun(f"{file}: format {format} is from {other} fedbn; this reads {reads}")
-    return value
 
 
 @contextmanager
@@ -127,9 +132,14 @@ class RunFolder:
 
     def job(self, method: str, setting: str, seed: int) -> Path:
         """The folder of one job."""
-        return (
-            self.path / "checkpoints" / folder_name(method) / folder_name(setting) / f"seed-{seed}"
-        )
+        return self._of_job("checkpoints", method, setting, seed)
+
+    def adapted(self, method: str, setting: str, seed: int) -> Path:
+        """The folder of the sites that were adapted to a job."""
+        return self._of_job("adapted", method, setting, seed)
+
+    def _of_job(self, kind: str, method: str, setting: str, seed: int) -> Path:
+        return self.path / kind / folder_name(method) / folder_name(setting) / f"seed-{seed}"
 
     def begin(self, request: Mapping[str, Any]) -> list[Path]:
         """Make the folder and put the request into it; returns the folders that were made."""

@@ -46,7 +46,6 @@ from fedbn.trained.local_parts import (
     HeldSite,
     Site,
     check_site,
-    place_of,
     write,
 )
 from fedbn.trained.trained_run import Trained, probabilities, samples_of
@@ -165,7 +164,7 @@ def with_site(
 def _stored(trained: Trained, site: HeldSite) -> AdaptedSite:
     assert trained.folder is not None
     folder, plan = RunFolder(trained.folder), trained.plan
-    place = place_of(folder, plan.method.name, plan.setting, plan.seed)
+    place = folder.adapted(plan.method.name, plan.setting, plan.seed)
     with folder.locked():
         return write(place, site.name, site.own, site.facts)
 

@@ -39,7 +39,7 @@ from fedbn.core.rounds import RunState
 from fedbn.core.state import Kind, State, entries
 from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError
 from fedbn.runs.checkpoints import FORMAT, digest, read_tensors
-from fedbn.runs.folder import RunFolder, explained, folder_name, sealed, unsealed, write_atomically
+from fedbn.runs.folder import RunFolder, explained, sealed, unsealed, write_atomically
 
 if TYPE_CHECKING:
     from fedbn.trained.trained_run import Trained
@@ -189,15 +189,9 @@ def own_layout(replica: Replica) -> StateLayout:
     return StateLayout.of(e for e in found if e.name in local or e.kind in _OWN)
 
 
-def place_of(folder: RunFolder, method: str, setting: str, seed: int) -> Path:
-    """Where the adapted sites of a job lie."""
-    names = folder_name(method), folder_name(setting), f"seed-{seed}"
-    return folder.path.joinpath("adapted", *names)
-
-
 def find(folder: RunFolder, method: str, setting: str, seed: int) -> dict[str, AdaptedSite]:
     """List the adapted sites of a job, by name."""
-    place = place_of(folder, method, setting, seed)
+    place = folder.adapted(method, setting, seed)
     homes = sorted(path for path in place.glob("*") if (path / "manifest.json").is_file())
     return {home.name: AdaptedSite(home.name, home) for home in homes}
 
