@@ -27,7 +27,7 @@ ALLOWED = {
     "methods": {"core", "errors", "registry"},
     "models": {"core", "errors"},
     "data": {"core", "errors", "text"},
-    "datasets": {"core", "data", "errors", "registry"},
+    "datasets": {"core", "data", "errors", "registry", "text"},
     "runs": {"core", "errors"},
     "results": {"core", "errors", "text"},
     "tracking": {"errors", "registry", "runs", "text"},

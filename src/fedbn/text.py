@@ -28,11 +28,11 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def printable(text: object) -> str:
+def shown(text: object) -> str:
     r"""Keep a text on one line, whatever names it quotes: signs that nobody sees are escaped.
 
     Examples:
-        >>> printable("a\nb")
+        >>> shown("a\nb")
         'a\\nb'
     """
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text))
@@ -45,7 +45,7 @@ def short(text: str, most: int = 18) -> str:
         >>> short("St. Mary's Hospital, Radiology", 12)
         "St. Mary's …"
     """
-    whole = printable(text)
+    whole = shown(text)
     return whole if len(whole) <= most else f"{whole[: most - 1]}…"
 
 
@@ -56,7 +56,7 @@ def harmless(text: object) -> str:
         >>> harmless("<b>[x](http://y)")
         '\\<b\\>\\[x\\](http\\://y)'
     """
-    return _LINK.sub(r"\1\\\2", _MARKUP.sub(r"\\\1", printable(text)))
+    return _LINK.sub(r"\1\\\2", _MARKUP.sub(r"\\\1", shown(text)))
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -22,8 +22,9 @@ from fedbn.data.images import (
     read_pictures,
     watched,
 )
-from fedbn.data.storage import Trouble, scan, shown, subfolders
+from fedbn.data.storage import Trouble, scan, subfolders
 from fedbn.errors import DataError
+from fedbn.text import shown
 
 
 @pytest.fixture

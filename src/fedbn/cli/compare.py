@@ -24,7 +24,7 @@ from fedbn.results.comparison import (
 )
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
-from fedbn.text import printable
+from fedbn.text import shown
 
 app = console.commands()
 
@@ -95,7 +95,7 @@ def _rendered(found: Comparison, form: Form) -> str:
 
 def _print(found: Comparison) -> None:
     if found.a != found.b:
-        emit(f"A  {printable(found.a)}\nB  {printable(found.b)}\n")
+        emit(f"A  {shown(found.a)}\nB  {shown(found.b)}\n")
     changes = {"configuration": found.configuration, "environment": found.environment}
     for title, some in changes.items():
         if some:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedbn import registry
 from fedbn.errors import ConfigError
-from fedbn.text import printable
+from fedbn.text import shown
 
 
 def _trust(modules: list[str] | None) -> list[str] | None:
@@ -100,7 +100,7 @@ def results_apart() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print a remark on stderr, on one line."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def emit(text: str = "", end: str = "\n") -> None:
@@ -121,15 +121,15 @@ def print_table(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, title in enumerate(titles):
         side: Literal["right", "left"] = "right" if place in numbers else "left"
-        table.add_column(Text(printable(title)), justify=side, overflow="fold")
+        table.add_column(Text(shown(title)), justify=side, overflow="fold")
     for row in rows:
-        table.add_row(*(c if isinstance(c, Text) else Text(printable(str(c))) for c in row))
+        table.add_row(*(c if isinstance(c, Text) else Text(shown(str(c))) for c in row))
     _console().print(table)
 
 
 def print_text(text: str, style: str = "") -> None:
     """Print a sentence on stdout, wrapped where a person looks; it may quote anything."""
-    _console().print(Text(printable(text), style))
+    _console().print(Text(shown(text), style))
 
 
 def _console() -> Console:

@@ -11,7 +11,7 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
-from fedbn.text import printable
+from fedbn.text import shown
 from fedbn.trained.export import Exported, export as exported
 from fedbn.trained.opening import open_run
 
@@ -58,7 +58,7 @@ def export(
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)
-    emit(_as_json(found) if json else printable(_sentence(found)))
+    emit(_as_json(found) if json else shown(_sentence(found)))
 
 
 def _as_json(found: Exported) -> str:

@@ -28,7 +28,7 @@ from fedbn.flower.preflight import Finding
 from fedbn.flower.server_app import Service
 from fedbn.flower.site import Site
 from fedbn.flower.site_job import SiteOptions
-from fedbn.text import printable
+from fedbn.text import shown
 
 app = console.commands()
 
@@ -59,7 +59,7 @@ def check(
     else:
         findings = _of_bundle(what, data, experiment, settings)
     for fine, text in findings:
-        emit(f"{'ok   ' if fine else 'WRONG'}  {printable(text)}")
+        emit(f"{'ok   ' if fine else 'WRONG'}  {shown(text)}")
     if not all(fine for fine, _ in findings):
         raise FedbnError(f"{sum(not fine for fine, _ in findings)} of these are wrong")
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedbn.cli.progress import Clock, job_name, remark
 from fedbn.experiments.jobs import Event, Key
-from fedbn.text import printable
+from fedbn.text import shown
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MAX_JOBS, _MAX_CLIENTS = 6, 10
@@ -43,7 +43,7 @@ class LiveView:
     def __call__(self, event: Event) -> None:
         """Take an event into the picture."""
         if event.kind == "note":
-            self._console.print(printable(remark(event)), markup=False, highlight=False)
+            self._console.print(shown(remark(event)), markup=False, highlight=False)
         self.picture.hear(event)
 
     def close(self) -> None:
@@ -118,22 +118,22 @@ class Picture:
         return pen.line(f"{bar} {end}", "bold")
 
     def _jobs(self, pen: Pen, most: int) -> list[Text]:
-        shown = list(self._running.values())[-most:]
+        running = list(self._running.values())[-most:]
         lines = []
-        for event in shown:
+        for event in running:
             mean = self._means.get(event.job)
             end = f" round {event.round}/{event.rounds}" + (
                 "" if mean is None else f"  {mean:.1f} %"
             )
             room = pen.width - len(end) - 1
-            name = printable(job_name(event))
+            name = shown(job_name(event))
             wide = min(room - _BAR, 32)
             if wide < 12:  # no room for a bar
                 lines.append(pen.line(pen.cell(name, max(4, room)) + end))
             else:
                 bar = pen.bar(event.round / event.rounds, _BAR)
                 lines.append(pen.line(f"{pen.cell(name, wide)} {bar}{end}"))
-        hidden = len(self._running) - len(shown)
+        hidden = len(self._running) - len(running)
         if hidden or self._finished:
             more = [f"{hidden} more running"] if hidden else []
             more += [f"{self._finished} finished"] if self._finished else []
@@ -182,7 +182,7 @@ class Pen:
 
     def row(self, name: str, cells: list[str], style: str = "") -> Text:
         """A name and its cells."""
-        return self.line(f"{self.cell(printable(name), self._name())} {'  '.join(cells)}", style)
+        return self.line(f"{self.cell(shown(name), self._name())} {'  '.join(cells)}", style)
 
     def cell(self, text: str, width: int) -> str:
         """A text of exactly this width, wide signs counted as two."""
@@ -205,7 +205,7 @@ class Pen:
 
     def head(self, label: str, with_bars: bool) -> str:
         """A column's title, as wide as its scores."""
-        return self.cell(printable(label), _NUMBER + (_BAR + 1 if with_bars else 0))
+        return self.cell(shown(label), _NUMBER + (_BAR + 1 if with_bars else 0))
 
     def columns(self, width: int) -> int:
         """How many columns of a width fit."""

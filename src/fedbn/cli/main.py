@@ -22,7 +22,7 @@ from fedbn import __version__
 from fedbn.cli.console import results_apart
 from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unforeseen
 from fedbn.flower import require_flower
-from fedbn.text import printable
+from fedbn.text import shown
 
 # The parser's own errors: click's, or those of the copy of click that newer typers carry.
 _parser: Any = sys.modules[typer.BadParameter.__module__]
@@ -229,7 +229,7 @@ def _refused(error: Any) -> int:
 def _failed(text: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"fedbn: {printable(text)}", file=sys.stderr)
+    print(f"fedbn: {shown(text)}", file=sys.stderr)
     return code
 
 

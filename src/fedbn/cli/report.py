@@ -18,7 +18,7 @@ from fedbn.report.contents import RunContents
 from fedbn.report.document import html, markdown
 from fedbn.report.reading import gather
 from fedbn.runs.folder import explained, write_atomically
-from fedbn.text import printable
+from fedbn.text import shown
 
 app = console.commands()
 
@@ -64,7 +64,7 @@ def report(
     _write(file, content)
     for text in left_out:
         say(text)
-    emit(printable(f"{file} ({len(content) / 1e6:.2f} MB)"))
+    emit(shown(f"{file} ({len(content) / 1e6:.2f} MB)"))
 
 
 def _check(file: Path) -> None:

@@ -30,7 +30,7 @@ from fedbn.paper.theory import study
 from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, write_atomically
-from fedbn.text import printable
+from fedbn.text import shown
 
 app = console.commands()
 
@@ -130,7 +130,7 @@ def _reproduce(name: str, flags: Flags) -> None:
             told.append(f"{entry.name}: {'skipped' if skipped else 'failed'}: {_line(error)}")
             say(told[-1])
     if several:
-        emit("\n" + "\n".join(printable(line) for line in told))
+        emit("\n" + "\n".join(shown(line) for line in told))
     if failed:
         raise FedbnError("not all items could be reproduced; see the lines above")
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
-from fedbn.data.storage import check_regular, shown
+from fedbn.data.storage import check_regular
 from fedbn.errors import DataError, unknown
-from fedbn.text import one_line
+from fedbn.text import one_line, shown
 
 Arrays = tuple[Any, Any]
 Data = Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]

@@ -24,8 +24,9 @@ from fedbn.data.image_folders import (
     of_one_type,
 )
 from fedbn.data.images import FlipAndTurn
-from fedbn.data.storage import Info, check_distinct, shown, subfolders
+from fedbn.data.storage import Info, check_distinct, subfolders
 from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.text import shown
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]

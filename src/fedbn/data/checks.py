@@ -28,9 +28,10 @@ from fedbn.data.benchmarks import Benchmark
 from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal, table_findings
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
-from fedbn.data.storage import is_hidden, shown, subfolders
+from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_files import SUFFIXES, TABLE_LAYOUT
 from fedbn.errors import ConfigError, DataError
+from fedbn.text import shown
 
 _APART = 50
 _RARE = 20

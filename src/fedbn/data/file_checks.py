@@ -15,9 +15,10 @@ from fedbn.core.federation import Finding, Severity, similar_classes
 from fedbn.data.benchmarks import Benchmark
 from fedbn.data.image_folders import Site, find_site, folder_classes
 from fedbn.data.images import DEPTH, is_picture, opened, read_picture, watched
-from fedbn.data.storage import Trouble, scan, shown, subfolders
+from fedbn.data.storage import Trouble, scan, subfolders
 from fedbn.data.table_files import Table, by_site, read_table, table_files
 from fedbn.errors import ConfigError, DataError
+from fedbn.text import shown
 
 _LARGE = 25_000_000
 _RARE = 20

@@ -21,8 +21,9 @@ from torch import Tensor
 from fedbn.core.federation import Augment, Client, Split, check_name
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.images import DEPTH, pictures_below, read_pictures
-from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, shown, subfolders
+from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, subfolders
 from fedbn.errors import DataError
+from fedbn.text import shown
 
 _VERSION = 2
 """Part of the cache's key: to be raised when the same files give other pixels."""

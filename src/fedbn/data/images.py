@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbn.core.engine import cores
-from fedbn.data.storage import scan, shown
+from fedbn.data.storage import scan
 from fedbn.errors import DataError
-from fedbn.text import one_line
+from fedbn.text import one_line, shown
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}

@@ -28,10 +28,11 @@ from fedbn.data.arrays import (
 )
 from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
-from fedbn.data.storage import is_hidden, shown, subfolders
+from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_columns import features, table_labels
 from fedbn.data.table_files import SUFFIXES, read_table
 from fedbn.errors import DataError, unknown
+from fedbn.text import shown
 
 Part = Literal["train", "test"]
 LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"

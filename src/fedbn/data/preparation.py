@@ -22,8 +22,9 @@ from fedbn.data.benchmarks import checked_domains
 from fedbn.data.digit_domains import DigitsInfo, digits_folder
 from fedbn.data.digit_files import DOMAINS, Source, describe_forms, find_source
 from fedbn.data.downloads import REMOTE, Listener, fetch
-from fedbn.data.storage import Info, data_root, may_write, shown, subfolders
+from fedbn.data.storage import Info, data_root, may_write, subfolders
 from fedbn.errors import ConfigError, DataError
+from fedbn.text import shown
 
 Places = Mapping[Path, Path]
 """Files, and where each goes below the data root."""

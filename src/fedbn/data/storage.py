@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbn.errors import DataError
+from fedbn.text import shown
 
 
 @dataclass(frozen=True)
@@ -229,16 +230,6 @@ class Trouble:
     path: Path
     text: str
     harmless: bool = False
-
-
-def shown(path: Path | str) -> str:
-    r"""Write a path on one line, whatever its name holds.
-
-    Examples:
-        >>> shown("a b\nc.png")
-        'a b\\nc.png'
-    """
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbn.data.storage import check_distinct, is_hidden, shown
+from fedbn.data.storage import check_distinct, is_hidden
 from fedbn.errors import ConfigError, DataError
-from fedbn.text import one_line
+from fedbn.text import one_line, shown
 
 SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})

@@ -25,8 +25,9 @@ from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.benchmarks import Count, Share
 from fedbn.data.image_folders import check_folder
-from fedbn.data.storage import Info, cached, data_root, fingerprint, shown
+from fedbn.data.storage import Info, cached, data_root, fingerprint
 from fedbn.errors import DataError
+from fedbn.text import shown
 
 DROPPED = "#3455"
 """The one of 111 regions that is left out: 110 give the paper's 5,995 pairs."""

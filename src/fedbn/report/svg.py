@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from fedbn.text import printable, short
+from fedbn.text import short, shown
 
 Scale = Callable[[float], float]
 
@@ -133,7 +133,7 @@ def uprights(across: Scale, span: tuple[float, float], bottom: float, sign: str 
 
 
 def _seen(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(shown, text.split("\n")))
 
 
 def _end(anchor: str) -> dict[str, str]:
