@@ -62,16 +62,16 @@ def to_latex(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Write one line a cell, with all that is known of it, for a program."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
     writer.writerow([*table.head, "column", "ours", "std", "paper", "paper_std", "difference",
                      "within_two_std"])  # fmt: skip
     for row in table.rows:
         writer.writerows(_csv_lines(row, table))
-    return text.getvalue()
+    return content.getvalue()
 
 
-def _csv_lines(row: Row, table: Table) -> Iterator[list[object]]:
+def _csv_lines(row: Row, table: Table) -> Iterator[list[str]]:
     for column, cell in zip(table.columns, row.cells, strict=True):
         if cell is not None:
             numbers = (cell.ours, cell.std, cell.paper, cell.paper_std, cell.difference)

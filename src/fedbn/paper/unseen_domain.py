@@ -128,7 +128,7 @@ def _paper_table(request: Request, scores: Scores) -> Table:
         "FedBN: averaged BN affine, own statistics; the others: the global model. Not compared "
         "with the paper's table (tab:ood): the new clients are made here, not Castro's files."
     )
-    return _table(request, request.name, "accuracy on new clients", rows, note, ("method",))
+    return _table(request, "", rows, note)
 
 
 def _whole_table(request: Request, scores: Scores, rounds: int) -> Table:
@@ -141,16 +141,14 @@ def _whole_table(request: Request, scores: Scores, rounds: int) -> Table:
         f"trains with the others for {rounds} more rounds, each new client on its own; the paper "
         "gives no number of rounds."
     )
-    title = "accuracy on new clients, in three states"
-    return _table(request, f"{request.name}-states", title, rows, note, ("state", "method"))
+    states = _table(request, ", in three states", rows, note)
+    return replace(states, name=f"{request.name}-states", head=("state", "method"))
 
 
-def _table(
-    request: Request, name: str, title: str, rows: list[Row], note: str, head: tuple[str, ...]
-) -> Table:
+def _table(request: Request, more: str, rows: list[Row], note: str) -> Table:
+    title = f"{request.name}: accuracy on new clients{more}, in per cent"
     columns = ("morpho-global", "morpho-local", "mean")
-    whole = f"{note} {request.label}.".strip()
-    return Table(name, f"{request.name}: {title}, in per cent", columns, tuple(rows), whole, head)
+    return Table(request.name, title, columns, tuple(rows), f"{note} {request.label}.".strip())
 
 
 def _cells(clients: Mapping[str, list[float]]) -> tuple[Cell, ...]:

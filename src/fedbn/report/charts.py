@@ -64,69 +64,73 @@ def legend(known: Mapping[str, Look]) -> tuple[tuple[Markup, str], ...]:
     return tuple((swatch(piece, width=34), name) for name, piece in pieces.items())
 
 
-def accuracy_range(curves: Sequence[Curve]) -> tuple[float, float]:
+@dataclass(frozen=True)
+class Upward:
+    """The axis of a panel: what it shows, from where to where, and whether in powers of ten."""
+
+    what: str
+    low: float
+    high: float
+    log: bool = False
+
+    def scale(self) -> Scale:
+        """Map values to places in a panel."""
+        _, top, _, bottom = _BOX
+        if not self.log:
+            return linear(self.low, self.high, bottom, top)
+        straight = linear(math.log10(self.low), math.log10(self.high), bottom, top)
+        return lambda value: straight(math.log10(max(value, self.low)))
+
+    def ticks(self) -> list[float]:
+        """Choose where to write numbers."""
+        if not self.log:
+            return ticks(self.low, self.high)
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        found = [m * 10.0**p for p in powers for m in (1, 2, 5)]
+        found = [t for t in found if self.low <= t <= self.high]
+        return found if len(found) <= 7 else [t for t in found if math.log10(t) % 1 == 0]
+
+
+def accuracy_axis(curves: Sequence[Curve]) -> Upward:
     """One range for all panels, from ten to ten."""
     lows = [value for curve in curves for value in curve.band[0]]
     highs = [value for curve in curves for value in curve.band[1]]
-    low, high = max(0.0, min(lows, default=0.0)), min(100.0, max(highs, default=100.0))
-    return 10 * math.floor(low / 10), max(10 * math.ceil(high / 10), 10 * math.floor(low / 10) + 10)
+    low = 10 * math.floor(max(0.0, min(lows, default=0.0)) / 10)
+    high = 10 * math.ceil(min(100.0, max(highs, default=100.0)) / 10)
+    return Upward("test accuracy", low, max(high, low + 10))
 
 
-def panel(
-    title: str,
-    curves: Sequence[Curve],
-    look: Mapping[str, Look],
-    span: tuple[float, float],
-    what: str = "test accuracy",
-    log: bool = False,
-) -> Markup:
+def loss_axis(curves: Sequence[Curve]) -> Upward:
+    """The range of a loss, logarithmic where it is wide enough."""
+    values = [m for c in curves for m in c.mean]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low > 0 and high / low > 8:
+        return Upward("loss", low * 0.9, high * 1.1, log=True)
+    return Upward("loss", min(0.0, low), high * 1.05 or 1.0)
+
+
+def panel(title: str, curves: Sequence[Curve], look: Mapping[str, Look], axis: Upward) -> Markup:
     """Draw one panel; a tooltip a round gives the numbers."""
     left, _, right, bottom = _BOX
     first = min((c.x[0] for c in curves), default=0)
     last = max((c.x[-1] for c in curves), default=1)
     across = linear(first, last, left + 4, right - 4)
-    up = _upwards(span, log)
+    up = axis.scale()
     # Whole lines first: dashes over them let both be seen.
     ordered = sorted(curves, key=lambda curve: look[curve.label].dashes is not None)
     drawn = [_drawn(c, look[c.label], across, up) for c in ordered]
-    ys = [(up(t), numbered(t)) for t in (_log_ticks(span) if log else ticks(*span))]
-    xs = [(across(t), numbered(t)) for t in _whole_ticks(first, last)]
+    ys = [(up(t), numbered(t)) for t in axis.ticks()]
+    xs = [(across(t), numbered(t)) for t in ticks(first, last) if t == int(t)]
     return drawing(
         _WIDTH,
         _HEIGHT,
-        f"{title}: {what} over rounds. {_spoken(curves)}",
+        f"{title}: {axis.what} over rounds. {_spoken(curves)}",
         label(left - 34, 14, title, most=40, class_="title"),
         grid(xs, ys, _BOX),
         note("round", right, bottom + 30),
         *drawn,
         _tips(curves, across),
     )
-
-
-def loss_span(curves: Sequence[Curve]) -> tuple[tuple[float, float], bool]:
-    """The range of a loss, and whether it is wide enough for a logarithmic axis."""
-    values = [m for c in curves for m in c.mean]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    log = low > 0 and high / low > 8
-    return ((low * 0.9, high * 1.1) if log else (min(0.0, low), high * 1.05 or 1.0)), log
-
-
-def _upwards(span: tuple[float, float], log: bool) -> Scale:
-    _, top, _, bottom = _BOX
-    if not log:
-        return linear(*span, bottom, top)
-    straight = linear(math.log10(span[0]), math.log10(span[1]), bottom, top)
-    return lambda value: straight(math.log10(max(value, span[0])))
-
-
-def _log_ticks(span: tuple[float, float]) -> list[float]:
-    powers = range(math.floor(math.log10(span[0])), math.ceil(math.log10(span[1])) + 1)
-    found = [m * 10.0**p for p in powers for m in (1, 2, 5) if span[0] <= m * 10.0**p <= span[1]]
-    return found if len(found) <= 7 else [t for t in found if math.log10(t) % 1 == 0]
-
-
-def _whole_ticks(first: int, last: int) -> list[float]:
-    return [t for t in ticks(first, last) if t == int(t)]
 
 
 def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:

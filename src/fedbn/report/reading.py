@@ -141,15 +141,11 @@ def _scored(
                 galleries.append(Gallery(client.name, domain, drawn, mistakes))
     except Exception as error:
         why = f"the test data cannot be used here ({_why(error)})"
-        return (), _without(missing, {"confusions": why, "examples": why})
+        missing |= {"confusions": why, "examples": why}
+        return (), ()
     if not pictures:
         missing["examples"] = "the samples are no pictures"
     return tuple(confusions), tuple(galleries)
-
-
-def _without(missing: dict[str, str], more: dict[str, str]) -> tuple[()]:
-    missing.update(more)
-    return ()
 
 
 def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, Split]]:
@@ -196,10 +192,11 @@ def gather(
     config = folder.read_request()
     notes: list[str] = []
     records = _records(folder, notes)
-    _check_choice(folder, records, {"method": method, "seed": seed, "setting": setting})
+    choice = {"method": method, "seed": seed, "setting": setting}
+    _check_choice(folder, records, choice)
     notes += _unfinished(folder)
     environment = _environment(folder, notes)
-    facts, missing = _facts(folder, method, seed, setting, notes)
+    facts, missing = _facts(folder, choice, notes)
     exchanges = _exchanges(folder, records)
     if not exchanges:
         missing["exchange"] = "no whole checkpoint tells what was shared"
@@ -265,12 +262,10 @@ def _unfinished(folder: RunFolder) -> list[str]:
 
 
 def _facts(
-    folder: RunFolder, method: str | None, seed: int | None, setting: str | None, notes: list[str]
+    folder: RunFolder, choice: Mapping[str, Any], notes: list[str]
 ) -> tuple[Facts | None, dict[str, str]]:
     try:
-        opened = open_run(
-            folder.path, method=method, seed=seed, setting=setting, notes=notes.append
-        )
+        opened = open_run(folder.path, **choice, notes=notes.append)
         notes += changed(opened, folder.read_environment().get("data"))
         return collect(opened)
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedbn.report.charts import accuracy_range, gain_bars, legend, looks, loss_span, panel
+from fedbn.report.charts import accuracy_axis, gain_bars, legend, looks, loss_axis, panel
 from fedbn.report.contents import MOST_LABELS, RunContents, Scores
 from fedbn.report.document import (
     Beside,
@@ -125,10 +125,10 @@ def learning(scores: Scores) -> Section:
     names = scores.table.columns
     curves = {name: scores.curves(name) for name in (MEAN, *spread(names, _MOST_PANELS))}
     curves = {name: found for name, found in curves.items() if found}
-    span = accuracy_range([curve for found in curves.values() for curve in found])
+    axis = accuracy_axis([curve for found in curves.values() for curve in found])
     look = looks([row.label for row in scores.rows])
     panels = tuple(
-        panel("Mean of clients" if name == MEAN else name, found, look, span)
+        panel("Mean of clients" if name == MEAN else name, found, look, axis)
         for name, found in curves.items()
     )
     parts: list[Part] = [Figures(panels, legend(look))] if panels else []
@@ -185,9 +185,9 @@ def convergence(scores: Scores) -> Section:
     panels, look = [], looks([row.label for row in scores.rows])
     for number, name in ((LOSS, "after the round"), (LOSS_SEEN, "while training")):
         if curves := scores.curves(MEAN, number):
-            span, log = loss_span(curves)
-            title = f"Training loss, {name}" + (" (log)" if log else "")
-            panels.append(panel(title, curves, look, span, "loss", log=log))
+            axis = loss_axis(curves)
+            title = f"Training loss, {name}" + (" (log)" if axis.log else "")
+            panels.append(panel(title, curves, look, axis))
     parts: list[Part] = [Figures(tuple(panels), legend(look))] if panels else []
     parts += _rounds_until(scores)
     lead = (
@@ -256,8 +256,8 @@ def _curves(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:
     if not drawn:
         return []
     look = looks(list(dict.fromkeys(curve.label for _, curves in drawn for curve in curves)))
-    span = accuracy_range([curve for _, curves in drawn for curve in curves])
-    panels = tuple(panel(name, curves, look, span) for name, curves in drawn)
+    axis = accuracy_axis([curve for _, curves in drawn for curve in curves])
+    panels = tuple(panel(name, curves, look, axis) for name, curves in drawn)
     return [Figures(panels, legend(look))]
 
 

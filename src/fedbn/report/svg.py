@@ -19,7 +19,7 @@ Scale = Callable[[float], float]
 def tag(element: str, *children: str, **attributes: object) -> Markup:
     """Make an element; text and values of attributes are escaped.
 
-    Signs that show nothing, or turn the direction of writing, become a question mark.
+    Signs that show nothing, or turn the direction of writing, are escaped so that they are seen.
 
     Examples:
         >>> str(tag("text", "a < b", x=1.5, text_anchor="end"))

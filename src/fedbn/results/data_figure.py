@@ -26,8 +26,8 @@ LINES: dict[str, tuple[str, Any]] = {
 _STYLE = {"axes.grid": False, "axes.linewidth": 0.6, "font.size": 7.5,
           "xtick.labelsize": 6.5, "ytick.labelsize": 7, "legend.fontsize": 6.5}  # fmt: skip
 MOST_CLIENTS, MOST_CLASSES = 10, 20
-LONGEST_NAME, LONGEST_LINE, FLAT_SIGNS = 18, 110, 24
-"""Signs of a name and of a line; names of so few signs together need no slant."""
+LONGEST_LINE, FLAT_SIGNS = 110, 24
+"""Signs of a line; names of so few signs together need no slant."""
 WIDTH, ROW, CELL = 7.2, 0.5, 0.24
 INCHES_A_SIGN = 0.056
 
@@ -73,10 +73,6 @@ def _title(survey: Mapping[str, Any], shown: int) -> str:
     return plain("\n".join(textwrap.fill(line, LONGEST_LINE) for line in lines))
 
 
-def _short(name: str) -> str:
-    return plain(short(name, LONGEST_NAME))
-
-
 def _draw_clients(figure: SubFigure, survey: Mapping[str, Any]) -> None:
     """One row a client: its pictures to the left where it has some, its histogram to the right."""
     pictures, shown = survey["examples"], len(survey["clients"])
@@ -89,7 +85,7 @@ def _draw_clients(figure: SubFigure, survey: Mapping[str, Any]) -> None:
         _draw_histogram(grid[row, -1], survey, row, last=row == shown - 1)
         if pictures:
             _draw_examples(grid[row, 0], pictures[row], columns)
-        grid[row, 0].set_ylabel(_short(name), rotation=0, ha="right", va="center")
+        grid[row, 0].set_ylabel(plain(short(name)), rotation=0, ha="right", va="center")
     if pictures:
         headed(grid[0, 0], "a  Examples")
     headed(grid[0, -1], "b  Pixel values" if pictures else "a  Values")
@@ -149,35 +145,34 @@ def _draw_matrices(figure: SubFigure, survey: Mapping[str, Any]) -> None:
     texts = [
         [f"{a}+{b}" for a, b in zip(*rows, strict=True)] for rows in zip(train, test, strict=True)
     ]
-    _draw_matrix(counts, train, texts, names, survey["classes"][:classes], inches[0])
+    _draw_matrix(counts, train, texts, inches[0])
+    _name(counts, names, survey["classes"][:classes])
     some = "" if classes == len(survey["classes"]) else f" (first {classes} classes)"
     headed(counts, f"{letter[0]}  Training + test samples a class{some}")
     far = np.asarray(survey["distances"])
-    _draw_matrix(apart, far, [[f"{d:.2f}" for d in row] for row in far], names, names, inches[1])
+    _draw_matrix(apart, far, [[f"{d:.2f}" for d in row] for row in far], inches[1])
+    _name(apart, names, names)
     headed(apart, f"{letter[1]}  Fréchet distance")
     apart.set_xlabel("diagonal: halves\nof one client")
 
 
-def _draw_matrix(
-    axes: Axes,
-    values: Any,
-    texts: Sequence[Sequence[str]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    inches: float,
-) -> None:
+def _name(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Name the rows and the columns of a matrix; long names above are slanted."""
+    axes.set_yticks(range(len(rows)), [plain(short(name)) for name in rows])
+    slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    names = [plain(short(name)) for name in columns]
+    flat = max(map(len, names)) * len(names) <= FLAT_SIGNS
+    axes.set_xticks(range(len(names)), names, **({} if flat else slanted))
+
+
+def _draw_matrix(axes: Axes, values: Any, texts: Sequence[Sequence[str]], inches: float) -> None:
     """Draw values as shades with texts on them, as small as the width of a cell demands."""
     top = float(np.nanmax(values, initial=0)) or 1.0
     axes.imshow(values, cmap="Blues", vmin=0, vmax=1.3 * top, aspect="auto")
-    axes.set_yticks(range(len(rows)), [_short(name) for name in rows])
-    slanted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    names = [_short(name) for name in columns]
-    flat = max(map(len, names)) * len(names) <= FLAT_SIGNS
-    axes.set_xticks(range(len(names)), names, **({} if flat else slanted))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     longest = max(len(text) for line in texts for text in line)
-    size = min(5.8, 5.8 * inches / len(columns) / (INCHES_A_SIGN * longest))
+    size = min(5.8, 5.8 * inches / len(texts[0]) / (INCHES_A_SIGN * longest))
     for row, line in enumerate(texts):
         for column, text in enumerate(line):
             colour = "white" if values[row][column] > 0.75 * top else "black"
