@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,7 +47,7 @@ _ROUNDS = 10
 
 
 class How(StrEnum):
-    """The ways of `fedbn.use.adapting`, and `join`."""
+    """The ways of `fedbn.trained.adaptation`, and `join`."""
 
     AVERAGE = "average"
     REESTIMATE = "reestimate"
@@ -108,36 +108,41 @@ def adapt(
         raise ConfigError("--test is for --compare and for --how join")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
-    samples = read_samples(data, trained.inputs, "train")
-    for text in samples.notes:
+    new = NewSite(site, data, test, read_samples(data, trained.inputs, "train"))
+    for text in new.samples.notes:
         say(text)
     base: dict[str, Any] = {"like": like, "epochs": epochs}
     found: list[Compared] = []
     if compare:
-        found = _compared(trained, site, samples, data, test, options_of(**base), rounds)
+        found = _compared(trained, new, options_of(**base), rounds)
         how = how or How(best(found))
     how = how or How.AVERAGE
     if how is How.JOIN:
-        _join(trained, site, data, test, out, rounds or _ROUNDS)
-        return
-    _store(trained, site, samples, options_of(how=how.value, **base), found)
+        _join(trained, new, out, rounds or _ROUNDS)
+    else:
+        _store(trained, new, options_of(how=how.value, **base), found)
+
+
+@dataclass(frozen=True)
+class NewSite:
+    """A site that never trained: its name, where its data and test data lie, what was read."""
+
+    name: str
+    data: Path
+    test: Path | None
+    samples: Samples
 
 
 def _compared(
-    trained: Trained,
-    site: str,
-    samples: Samples,
-    data: Path,
-    test: Path | None,
-    options: Options,
-    rounds: int | None,
+    trained: Trained, new: NewSite, options: Options, rounds: int | None
 ) -> list[Compared]:
-    held = own_test(trained, samples, data, test)
-    adapting, scoring = divided(_checked(trained, labelled(samples, data)), held, site)
+    held = own_test(trained, new.samples, new.data, new.test)
+    split = _checked(trained, labelled(new.samples, new.data))
+    adapting, scoring = divided(split, held, new.name)
     scoring = _checked(trained, scoring)
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
-    found = list(adaptation.compare(trained, site, adapting, scoring, options, rounds))
+    found = list(adaptation.compare(trained, new.name, adapting, scoring, options, rounds))
     _print_compared(found)
     return found
 
@@ -157,14 +162,13 @@ def _print_compared(found: list[Compared]) -> None:
     print_table(["way", "accuracy, %", "95 % interval"], rows)
 
 
-def _store(
-    trained: Trained, site: str, samples: Samples, options: Options, found: list[Compared]
-) -> None:
-    labels = torch.zeros(len(samples), dtype=torch.int64) if samples.y is None else samples.y
-    data = _checked(trained, Split(samples.x, labels))
-    known, facts = samples.y is not None, {"scores": _scores(found)}
-    run, made = with_site(trained, site, data, known, options, store=True, facts=facts)
-    _tell(made, site, len(data), getattr(run.adapted[site], "folder", None))
+def _store(trained: Trained, new: NewSite, options: Options, found: list[Compared]) -> None:
+    x, y = new.samples.x, new.samples.y
+    labels = torch.zeros(len(new.samples), dtype=torch.int64) if y is None else y
+    data = _checked(trained, Split(x, labels))
+    facts = {"scores": _scores(found)}
+    run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
+    _tell(made, new.name, len(data), getattr(run.adapted[new.name], "folder", None))
 
 
 def _scores(found: list[Compared]) -> dict[str, list[float | None]]:
@@ -186,11 +190,9 @@ def _tell(made: Adaptation, site: str, samples: int, home: Path | None) -> None:
     emit(f"{site}: {made.options.how}{like}, from {samples} samples; stored in {home}")
 
 
-def _join(
-    trained: Trained, site: str, data: Path, test: Path | None, out: Path | None, rounds: int
-) -> None:
+def _join(trained: Trained, new: NewSite, out: Path | None, rounds: int) -> None:
     assert trained.folder is not None
-    target = out or trained.folder.with_name(f"{trained.folder.name}-{site}")
-    folder = prepare_join(trained, site, data, target, rounds, test)
-    say(f"{site} joins: a new run, {folder.path}, from round {trained.state.round} on")
+    target = out or trained.folder.with_name(f"{trained.folder.name}-{new.name}")
+    folder = prepare_join(trained, new.name, new.data, target, rounds, new.test)
+    say(f"{new.name} joins: a new run, {folder.path}, from round {trained.state.round} on")
     launch(folder, held_experiment(folder), as_json=False)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    Progress,
+    Progress as RichProgress,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -24,7 +24,7 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.cli.data import Options, section_of, subjects
 from fedbn.core.federation import Federation
-from fedbn.data.downloads import Listener
+from fedbn.data.downloads import Progress
 from fedbn.data.preparation import provide
 from fedbn.datasets import info_of
 from fedbn.errors import ConfigError, unknown
@@ -60,7 +60,7 @@ def prepare(
     section = section_of(name, set_)
     begun = time.monotonic()
     if ":" not in name:
-        provide(name, info_of(name), section.options, source, make_listener())
+        provide(name, info_of(name), section.options, source, Downloads())
     got = time.monotonic()
     federation = load_federation(section)
     _print(federation, got - begun, time.monotonic() - got)
@@ -80,11 +80,11 @@ def _refuse_own(name: str) -> None:
 def _print(federation: Federation, getting: float, reading: float) -> None:
     for remark in federation.remarks:
         say(remark)
-    counted = [subjects(client) for client in federation.clients]
-    more = ["subjects", "test subjects"] if any(counted) else []
+    groups = [subjects(client) for client in federation.clients]
+    more = ["subjects", "test subjects"] if any(groups) else []
     rows = (
         [client.name, len(client.train), len(client.tests[client.domain]), *counts]
-        for client, counts in zip(federation.clients, counted, strict=True)
+        for client, counts in zip(federation.clients, groups, strict=True)
     )
     print_table([federation.name, "training", "test", *more], rows, numbers=BUT_FIRST)
     shape = "×".join(map(str, federation.input_shape))
@@ -94,28 +94,23 @@ def _print(federation: Federation, getting: float, reading: float) -> None:
     )
 
 
-def make_listener() -> Listener:
-    """Choose by whether a person is looking."""
-    return Bars() if sys.stderr.isatty() else Lines()
-
-
-class Lines:
-    """For logs and pipes: a line at the beginning of a file, and one every ten seconds."""
+class Downloads:
+    """Tells on stderr how downloads are going: a bar on a terminal, lines elsewhere."""
 
     def tell(self, text: str) -> None:
         """Print a sentence."""
         say(text)
 
-    def progress(self, file: str) -> Share:
+    def progress(self, file: str) -> Progress:
         """Follow a file."""
-        say(f"{file} ...")
-        return Share(file)
+        return Bar(file) if sys.stderr.isatty() else Lines(file)
 
 
-class Share:
-    """How much of one file is there, told now and then."""
+class Lines:
+    """For logs and pipes: a line at the beginning of a file, and one every ten seconds."""
 
     def __init__(self, file: str) -> None:
+        say(f"{file} ...")
         self.total = 0
         self._file = file
         self._done = 0
@@ -136,20 +131,8 @@ class Share:
         """Nothing to tidy."""
 
 
-class Bars:
-    """For a terminal: a bar a file."""
-
-    def tell(self, text: str) -> None:
-        """Print a sentence."""
-        say(text)
-
-    def progress(self, file: str) -> Bar:
-        """Follow a file."""
-        return Bar(file)
-
-
 class Bar:
-    """One bar, gone when the file is there."""
+    """For a terminal: a bar, gone when the file is there."""
 
     def __init__(self, file: str) -> None:
         self.total = 0
@@ -160,7 +143,7 @@ class Bar:
             TransferSpeedColumn(),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._progress = RichProgress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._progress.add_task(file, total=None)
         self._progress.start()
 

@@ -25,7 +25,7 @@ _EXAMPLES = console.examples(
 
 
 class Form(StrEnum):
-    """The formats; `fedbn.use.export_formats` makes them."""
+    """The formats of `fedbn.trained.export_formats`."""
 
     SAFETENSORS = "safetensors"
     ONNX = "onnx"

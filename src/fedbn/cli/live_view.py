@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedbn.cli.progress import Clock, job_name, remark
 from fedbn.experiments.jobs import Event, Key
+from fedbn.results.aggregate import ACCURACY, of_round
 from fedbn.text import shown
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -82,12 +83,7 @@ class Picture:
                 self._running.pop(event.job, None)
 
     def _score(self, event: Event) -> None:
-        found = {
-            (r["domain"] if r["client"] == "all" else r["client"]): 100 * r["value"]
-            for r in event.records
-            if (r["split"], r["metric"]) == ("test", "accuracy") and r["value"] is not None
-        }
-        if found:
+        if found := of_round(event.records, ACCURACY):
             method, setting, _ = event.job
             label = method if setting == "default" else f"{method} {setting}"
             self._scores[label] = found

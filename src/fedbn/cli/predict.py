@@ -91,7 +91,7 @@ def _print_predictions(found: Predictions) -> None:
 
 
 class Metric(StrEnum):
-    """The metrics of `fedbn.use.metrics`."""
+    """The metrics of `fedbn.trained.evaluation`."""
 
     ACCURACY = "accuracy"
     BALANCED_ACCURACY = "balanced_accuracy"

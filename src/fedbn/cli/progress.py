@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from os import _exit
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedbn.cli.console import say
 from fedbn.experiments.jobs import Event, Key
+from fedbn.results.aggregate import ACCURACY, LOSS_SEEN, of_round
 
 _QUIET_SECONDS = 10.0
 _LEAST = 3  # measured rounds; fewer say nothing about the time left
@@ -69,19 +70,11 @@ def remark(event: Event) -> str:
 
 def _numbers(event: Event) -> str:
     parts = []
-    if losses := _values(event.records, "train", "training_loss"):
-        parts.append(f"loss {statistics.fmean(losses):.3f}")
-    if scores := _values(event.records, "test", "accuracy"):
-        parts.append(f"accuracy {100 * statistics.fmean(scores):.1f} %")
+    if losses := of_round(event.records, LOSS_SEEN):
+        parts.append(f"loss {statistics.fmean(losses.values()):.3f}")
+    if scores := of_round(event.records, ACCURACY):
+        parts.append(f"accuracy {statistics.fmean(scores.values()):.1f} %")
     return ", ".join(parts)
-
-
-def _values(records: list[dict[str, Any]], split: str, metric: str) -> list[float]:
-    return [
-        r["value"]
-        for r in records
-        if r["split"] == split and r["metric"] == metric and r["value"] is not None
-    ]
 
 
 class Clock:

@@ -61,7 +61,9 @@ def report(
     file = out or runs[0] / f"report.{chosen}"
     _check(file)
     content, left_out = _made(runs, chosen, method, seed, setting)
-    _write(file, content)
+    with explained(file, ConfigError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)
     for text in left_out:
         say(text)
     emit(shown(f"{file} ({len(content) / 1e6:.2f} MB)"))
@@ -90,9 +92,3 @@ def _said(run: RunContents) -> Iterator[str]:
     for why in dict.fromkeys(run.missing.values()):
         parts = ", ".join(part for part, reason in run.missing.items() if reason == why)
         yield f"{run.path}: without {parts}: {why}"
-
-
-def _write(file: Path, content: bytes) -> None:
-    with explained(file, ConfigError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, content)

@@ -219,6 +219,16 @@ class ScoreTable:
         return found
 
 
+def of_round(records: Records, measure: Measure) -> dict[str, float]:
+    """What a measure came to in the records of one round, accuracies in per cent."""
+    scale = _SCALE.get(measure.metric, 1)
+    return {
+        _column(r): scale * r["value"]
+        for r in records
+        if (r["split"], r["metric"]) == measure and r["value"] is not None
+    }
+
+
 def _column(record: Mapping[str, Any]) -> str:
     """Where a record belongs: to its client, or to its domain for pooled data."""
     return str(record["domain"] if record["client"] == _POOLED else record["client"])

@@ -2,5 +2,5 @@
 
 FedBN's global model has no BatchNorm, so it is used through a client: the shared part joined with
 that client's own local part. A site that never trained gets a local part of its own first
-(`fedbn.use.adapting`), from its own data and the shared part.
+(`fedbn.trained.adaptation`), from its own data and the shared part.
 """

@@ -190,7 +190,7 @@ def _request(
     if experiment.data.name == IN_PYTHON or experiment.model.name == IN_PYTHON:
         raise ConfigError(
             f"{trained.folder}: its data or model was given in Python, which a run folder cannot "
-            "name; join in Python: fedbn.use.joining"
+            "name; join in Python: fedbn.trained.joining"
         )
     raw = experiment.model_dump(exclude_unset=True, exclude_none=True, exclude={"sweep"})
     raw["methods"], raw["seeds"] = [plan.method.name], [plan.seed]

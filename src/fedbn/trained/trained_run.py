@@ -219,7 +219,7 @@ class Trained:
             site: What to call it; from then on a client like the others.
             store: Write it beside the run, where `open_run` and the command line find it.
             **options: `how` (`average`, `reestimate` or `finetune`), `like` (a client), `epochs`
-                and `chunk`, as `fedbn.use.adapting.Options` has them.
+                and `chunk`, as `fedbn.trained.adaptation.Options` has them.
 
         Returns:
             The same run with one client more.
