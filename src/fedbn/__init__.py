@@ -11,7 +11,9 @@ takes seconds that `fedbn --help` need not wait for.
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -62,23 +64,13 @@ if TYPE_CHECKING:
     )
     from fedbn.trained.opening import jobs_of as jobs_of, open_run as open_run
 
-_HOME = {
-    "fedbn.api": "Result fit",
-    "fedbn.core.aggregation": (
-        "krum mean median multi_krum server_adagrad server_adam server_momentum server_yogi "
-        "trimmed_mean "
-    ),
-    "fedbn.core.federation": "Client Federation Split",
-    "fedbn.core.method": "Method Penalty Selector all_but everything local nothing proximal",
-    "fedbn.core.plan": "Plan Training",
-    "fedbn.core.rounds": "RunState",
-    "fedbn.core.state": "Entry Kind entries join kinds split",
-    "fedbn.errors": "FedbnError",
-    "fedbn.methods": "parse_method",
-    "fedbn.methods.paper": "centralized fedavg fedbn fedprox silobn singleset",
-    "fedbn.trained.opening": "jobs_of open_run",
+# Read from the imports above, which Python itself never runs: each name is written once.
+_MODULE_OF = {
+    name.name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedbn.")
+    for name in node.names
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = sorted([*_MODULE_OF, "__version__"])
 
