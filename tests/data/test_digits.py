@@ -11,7 +11,7 @@ from PIL import Image
 from fedbn.core.federation import check_federation
 from fedbn.data import digit_domains
 from fedbn.data.digit_domains import blended, photograph_files, read_photograph
-from fedbn.data.digit_files import DOMAINS
+from fedbn.data.digit_files import DIGIT_DOMAINS
 from fedbn.datasets.digits import INFO, Percent, _cuts, digits
 from fedbn.errors import ConfigError, DataError
 
@@ -35,8 +35,8 @@ def photographs(folder: Path, value: int = 100) -> Path:
 
 def test_five_clients_in_the_order_of_the_paper(prepared: Path):
     federation = digits(rendered=60)
-    assert [client.name for client in federation.clients] == list(DOMAINS)
-    assert [client.domain for client in federation.clients] == list(DOMAINS)
+    assert [client.name for client in federation.clients] == list(DIGIT_DOMAINS)
+    assert [client.domain for client in federation.clients] == list(DIGIT_DOMAINS)
     # A tenth of the 60 training samples that the smallest domain has.
     assert [len(client.train) for client in federation.clients] == [6] * 5
     assert all(len(client.tests[client.domain]) == 20 for client in federation.clients)

@@ -11,10 +11,10 @@ from fedbn.core.federation import check_federation
 from fedbn.datasets.morpho_mnist import (
     INFO,
     SCALE,
-    Change,
+    ShapeChange,
     Strength,
     change_images,
-    changed,
+    changed_digit,
     fracture,
     measure,
     morpho_mnist,
@@ -39,8 +39,8 @@ def ring() -> np.ndarray:
     return np.where(np.abs(away - 8) < 2, 255, 0).astype(np.uint8)
 
 
-def made(image: np.ndarray, change: Change, seed: int = 0, **strength: float) -> np.ndarray:
-    return changed(image, change, Strength(**strength), np.random.default_rng(seed))  # type: ignore[arg-type]
+def made(image: np.ndarray, change: ShapeChange, seed: int = 0, **strength: float) -> np.ndarray:
+    return changed_digit(image, change, Strength(**strength), np.random.default_rng(seed))  # type: ignore[arg-type]
 
 
 def width(image: np.ndarray) -> float:
@@ -106,7 +106,7 @@ def test_more_fractures_take_away_more():
 
 
 @pytest.mark.parametrize("change", [thin, thicken, swell, fracture])
-def test_odd_images_are_survived(change: Change):
+def test_odd_images_are_survived(change: ShapeChange):
     blank, full, dot = (np.zeros((28, 28), np.uint8) for _ in range(3))
     full[:] = 255
     dot[14, 14] = 255

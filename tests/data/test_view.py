@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.data.survey import distances, frechet, survey
+from fedbn.data.survey import client_distances, frechet, survey
 from fedbn.results.data_figure import draw_data
 
 
@@ -38,8 +38,8 @@ def test_frechet_distance_of_gaussians_on_a_line():
 
 
 def test_distances_are_symmetric_grow_with_the_shift_and_chance_is_on_the_diagonal():
-    near, far = distances(pictures(50, 60, 200).clients)[0][1:]
-    matrix = np.array(distances(pictures(50, 50, 200).clients))
+    near, far = client_distances(pictures(50, 60, 200).clients)[0][1:]
+    matrix = np.array(client_distances(pictures(50, 50, 200).clients))
     assert np.allclose(matrix, matrix.T)
     assert near < far
     assert matrix[0, 1] < 2 * matrix[0, 0]  # the same level: no more than chance
@@ -50,13 +50,13 @@ def test_halves_never_share_a_group():
     # Ten groups of equal samples: divided by sample the halves would be all but the same.
     centres = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     x, groups = centres.repeat_interleave(20, 0), torch.arange(10).repeat_interleave(20)
-    whole = distances([client("a", x)])[0][0]
-    apart = distances([client("a", x, groups)])[0][0]
+    whole = client_distances([client("a", x)])[0][0]
+    apart = client_distances([client("a", x, groups)])[0][0]
     assert apart > 2 * whole
 
 
 def test_too_few_samples_have_no_distance():
-    assert math.isnan(distances([client("a", torch.zeros(3, 2))])[0][0])
+    assert math.isnan(client_distances([client("a", torch.zeros(3, 2))])[0][0])
 
 
 def test_survey_counts_and_examples():
@@ -106,8 +106,8 @@ def test_distances_do_not_depend_on_whether_features_or_samples_are_fewer():
     # Features that are always 0 add nothing, but make them more than the samples.
     draws = torch.Generator().manual_seed(0)
     samples = [torch.randn(20, 3, generator=draws) + level for level in (0, 2)]
-    few = distances([client(str(i), x) for i, x in enumerate(samples)])
-    many = distances(
+    few = client_distances([client(str(i), x) for i, x in enumerate(samples)])
+    many = client_distances(
         [client(str(i), torch.cat([x, torch.zeros(20, 99)], 1)) for i, x in enumerate(samples)]
     )
     assert np.allclose(few, many, atol=1e-3)

@@ -24,7 +24,7 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.cli.data import Options, section_of, subjects
 from fedbn.core.federation import Federation
-from fedbn.data.downloads import Progress
+from fedbn.data.downloads import DownloadProgress
 from fedbn.data.preparation import provide
 from fedbn.datasets import info_of
 from fedbn.errors import ConfigError, unknown
@@ -101,7 +101,7 @@ class Downloads:
         """Print a sentence."""
         say(text)
 
-    def progress(self, file: str) -> Progress:
+    def progress(self, file: str) -> DownloadProgress:
         """Follow a file."""
         return Bar(file) if sys.stderr.isatty() else Lines(file)
 

@@ -22,8 +22,8 @@ from fedbn.data.storage import check_regular
 from fedbn.errors import DataError, unknown
 from fedbn.text import one_line, shown
 
-Arrays = tuple[Any, Any]
-Data = Federation | Mapping[str, Arrays | tuple[Arrays, Arrays]]
+_Pair = tuple[Any, Any]
+Data = Federation | Mapping[str, _Pair | tuple[_Pair, _Pair]]
 _TEST_SHARE = 0.2
 _SHOWN = 20
 _MOST_CLASSES = 100_000

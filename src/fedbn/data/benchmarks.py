@@ -17,8 +17,8 @@ from pydantic import Field
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.data.image_folders import (
     Division,
+    PictureReader,
     PictureSet,
-    Reading,
     check_folder,
     listed,
     of_one_type,
@@ -28,7 +28,7 @@ from fedbn.data.storage import Info, check_distinct, subfolders
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.text import shown
 
-Share = Annotated[float, Field(gt=0, lt=1)]
+TestShare = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 _TENTHS = 10
 ClientsPerDomain = Annotated[int, Field(ge=1, le=_TENTHS)]
@@ -87,7 +87,7 @@ class Benchmark:
         domains: Sequence[str] | None = None,
     ) -> Federation:
         """Read the pictures below a folder, one client a domain; of all domains, or of some."""
-        reading = Reading(size, keep=self.name)
+        reading = PictureReader(size, keep=self.name)
         chosen = checked_domains(domains, self.domains)
         found = replace(self, domains=chosen).pictures(root)
         parts = {domain: division.divide(pictures, domain) for domain, pictures in found.items()}

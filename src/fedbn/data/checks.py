@@ -29,7 +29,7 @@ from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.storage import is_hidden, subfolders
-from fedbn.data.table_files import SUFFIXES, TABLE_LAYOUT
+from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
 
@@ -159,7 +159,7 @@ def recognize(path: str | Path) -> tuple[str, str]:
 
 
 def _file(file: Path) -> tuple[str, str]:
-    if file.suffix.lower() in SUFFIXES:
+    if file.suffix.lower() in TABLE_SUFFIXES:
         return "tables", f"{shown(file)} read as one table of all sites"
     if file.suffix.lower() == ".npz":
         raise DataError(f"{shown(file)}: one npz file; give its folder, with one SITE.npz a site")
@@ -173,7 +173,7 @@ def _kinds(folder: Path) -> dict[str, str]:
     except OSError as error:
         raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
     npz, sites = suffixes.count(".npz"), sum(map(_has_pictures, subfolders(folder)))
-    rows = sum(suffix in SUFFIXES for suffix in suffixes)
+    rows = sum(suffix in TABLE_SUFFIXES for suffix in suffixes)
     found = {
         "arrays": (npz, f"arrays: {npz} npz file(s), one a site"),
         "folders": (sites, f"picture folders: {sites} site(s)"),

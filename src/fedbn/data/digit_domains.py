@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedbn.core.randomness import generator, number, stratified
-from fedbn.data.digit_files import DOMAINS, Samples, Source, describe_forms, find_source
+from fedbn.data.digit_files import DIGIT_DOMAINS, Digits, DigitSource, describe_forms, find_source
 from fedbn.data.digit_rendering import SIDE, rendered
 from fedbn.data.images import opened, watched
 from fedbn.data.storage import Arrays, Info, cached, data_root, fingerprint
@@ -30,7 +30,7 @@ _TEST_SHARE = 0.2
 _PARTS_VERSION = 1
 
 
-def prepared(source: Source, seed: int, whole: bool = False) -> Arrays:
+def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
     """Return a domain's `train_x`, `train_y`, `test_x`, `test_y`, from the cache if possible.
 
     Args:
@@ -46,10 +46,12 @@ def prepared(source: Source, seed: int, whole: bool = False) -> Arrays:
         "whole": whole,
     }
     limit = None if whole else TRAIN_SIZE
-    return cached("digits", key, lambda: _arrays(*divided(source, seed, limit)))
+    return cached("digits", key, lambda: _arrays(*train_and_test(source, seed, limit)))
 
 
-def divided(source: Source, seed: int, limit: int | None = None) -> tuple[Samples, Samples]:
+def train_and_test(
+    source: DigitSource, seed: int, limit: int | None = None
+) -> tuple[Digits, Digits]:
     """Read a domain's training and test part: as they are in an npz, else divided 80 to 20.
 
     Args:
@@ -112,7 +114,7 @@ def _resized(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return small
 
 
-def _arrays(train: Samples, test: Samples) -> Arrays:
+def _arrays(train: Digits, test: Digits) -> Arrays:
     return {
         "train_x": colour28(train[0]),
         "train_y": train[1],
@@ -194,13 +196,13 @@ class DigitsInfo(Info):
         domains: The domains it needs; SynthDigits can be rendered, MNIST-M made.
     """
 
-    domains: tuple[str, ...] = DOMAINS
+    domains: tuple[str, ...] = DIGIT_DOMAINS
 
     def is_there(self, root: Path | None = None) -> bool:
         """Tell whether every domain is there or can be made."""
         folder = root / "digits" if root else digits_folder()
         try:
-            there = {domain for domain in DOMAINS if find_source(folder, domain)}
+            there = {domain for domain in DIGIT_DOMAINS if find_source(folder, domain)}
         except DataError:
             return False
         if "mnist" in there and (folder / "photographs").is_dir():
@@ -243,7 +245,7 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
     return _made(folder, seed, whole)
 
 
-def needed_source(domain: str) -> Source:
+def needed_source(domain: str) -> DigitSource:
     """Find a domain's files, or say which would do."""
     source = find_source(digits_folder(), domain)
     if source is None:
@@ -268,11 +270,11 @@ def _made(folder: Path, seed: int, whole: bool) -> Loaded:
     return Loaded(arrays, remark, stand_in=True)
 
 
-def _blend(mnist: Source, files: list[Path], seed: int, whole: bool) -> Arrays:
+def _blend(mnist: DigitSource, files: list[Path], seed: int, whole: bool) -> Arrays:
     """Blend in another order than MNIST's own; an original stays in training or test."""
     photographs = [read_photograph(file) for file in files]
     arrays: Arrays = {}
-    for part, (images, labels) in zip(("train", "test"), divided(mnist, seed), strict=True):
+    for part, (images, labels) in zip(("train", "test"), train_and_test(mnist, seed), strict=True):
         order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
         chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
         draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))

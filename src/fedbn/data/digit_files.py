@@ -2,7 +2,7 @@
 
 Looked for in `FEDBN_DATA/digits` and `digits/DOMAIN`, the first complete form wins: a `DOMAIN.npz`,
 used as split, or the original files, whose train and test parts are pooled. A reader brings files
-to images and labels; what must hold of these is checked once, in `Source.parts`.
+to images and labels; what must hold of these is checked once, in `DigitSource.parts`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedbn.data.arrays import read_npz
 from fedbn.data.images import opened, watched
 from fedbn.errors import DataError
 
-Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Images (n, height, width) or (n, height, width, channels), and the digits they show."""
-Read = tuple[NDArray[Any], NDArray[Any]]
+Unchecked = tuple[NDArray[Any], NDArray[Any]]
 """The same, not checked yet."""
 _UNSIGNED_BYTES = 0x08
 
@@ -67,7 +67,7 @@ def _bytes_of(file: Path) -> bytes:
         raise DataError(f"{file}: unreadable, cut off or not a gzip file ({error})") from error
 
 
-def read_mat(file: Path) -> list[Read]:
+def read_mat(file: Path) -> list[Unchecked]:
     """Read SVHN's or SynthDigits': `X` of (h, w, 3, n) and `y`, in which 10 is the digit 0."""
     content = _variables_of(file)
     lacking = [key for key in ("X", "y") if key not in content]
@@ -95,7 +95,7 @@ def _variables_of(file: Path) -> dict[str, Any]:
 _SIDE = 16
 
 
-def read_libsvm(file: Path) -> list[Read]:
+def read_libsvm(file: Path) -> list[Unchecked]:
     """Read `usps.bz2` or `usps.t.bz2`: labels 1 to 10 for the digits 0 to 9, pixels in [−1, 1]."""
     try:
         pixels, labels = load_svmlight_file(str(file), n_features=_SIDE**2, zero_based=False)
@@ -106,7 +106,7 @@ def read_libsvm(file: Path) -> list[Read]:
     return [(_images((pixels.toarray() + 1) / 2, file), labels - 1)]
 
 
-def read_hdf5(file: Path) -> list[Read]:
+def read_hdf5(file: Path) -> list[Unchecked]:
     """Read `usps.h5`: `train` and `test`, each with `data` (n, 256) in [0, 1] and `target`."""
     return [(_images(data, file), target) for data, target in _hdf5_parts(file)]
 
@@ -144,7 +144,7 @@ def _images(pixels: NDArray[Any], file: Path) -> NDArray[np.uint8]:
     return images.reshape(-1, _SIDE, _SIDE)
 
 
-def read_labelled_folder(folder: Path, table: Path) -> list[Read]:
+def read_labelled_folder(folder: Path, table: Path) -> list[Unchecked]:
     """Read the images that a table of `NAME LABEL` lines names, all of one size, in its order."""
     rows = _rows(table)
     images = [_image(folder / name, table) for name, _ in rows]
@@ -181,12 +181,12 @@ def _image(file: Path, table: Path) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB"))
 
 
-def read_idx_pair(images: Path, labels: Path) -> list[Read]:
+def read_idx_pair(images: Path, labels: Path) -> list[Unchecked]:
     """Read MNIST's images and their labels."""
     return [(read_idx(images, 3), read_idx(labels, 1))]
 
 
-def read_divided(file: Path) -> list[Read]:
+def read_divided(file: Path) -> list[Unchecked]:
     """Read an npz that holds a training and a test part."""
     content = read_npz(file)
     keys = [f"{part}_{kind}" for part in ("train", "test") for kind in ("images", "labels")]
@@ -198,7 +198,7 @@ def read_divided(file: Path) -> list[Read]:
 
 
 @dataclass(frozen=True)
-class Form:
+class FileForm:
     """One way in which a data set is passed around.
 
     Attributes:
@@ -208,7 +208,7 @@ class Form:
     """
 
     files: tuple[str, ...]
-    read: Callable[..., list[Read]]
+    read: Callable[..., list[Unchecked]]
     together: int = 1
 
 
@@ -224,32 +224,35 @@ _MNIST_M = tuple(
 
 FORMS = {
     "svhn": (
-        Form(("svhn.npz",), read_divided),
-        Form(("train_32x32.mat", "test_32x32.mat"), read_mat),
+        FileForm(("svhn.npz",), read_divided),
+        FileForm(("train_32x32.mat", "test_32x32.mat"), read_mat),
     ),
     "usps": (
-        Form(("usps.npz",), read_divided),
-        Form(("usps.bz2", "usps.t.bz2"), read_libsvm),
-        Form(("usps.h5",), read_hdf5),
+        FileForm(("usps.npz",), read_divided),
+        FileForm(("usps.bz2", "usps.t.bz2"), read_libsvm),
+        FileForm(("usps.h5",), read_hdf5),
     ),
     "synthdigits": (
-        Form(("synthdigits.npz",), read_divided),
-        Form(("synth_train_32x32.mat", "synth_test_32x32.mat"), read_mat),
+        FileForm(("synthdigits.npz",), read_divided),
+        FileForm(("synth_train_32x32.mat", "synth_test_32x32.mat"), read_mat),
     ),
-    "mnist_m": (Form(("mnist_m.npz",), read_divided), Form(_MNIST_M, read_labelled_folder, 2)),
+    "mnist_m": (
+        FileForm(("mnist_m.npz",), read_divided),
+        FileForm(_MNIST_M, read_labelled_folder, 2),
+    ),
     "mnist": (
-        Form(("mnist.npz",), read_divided),
-        Form(tuple(f"{name}.gz" for name in _IDX), read_idx_pair, 2),
-        Form(_IDX, read_idx_pair, 2),
+        FileForm(("mnist.npz",), read_divided),
+        FileForm(tuple(f"{name}.gz" for name in _IDX), read_idx_pair, 2),
+        FileForm(_IDX, read_idx_pair, 2),
     ),
 }
 """By domain, in the order in which they are looked for."""
-DOMAINS = ("svhn", "usps", "synthdigits", "mnist_m", "mnist")
+DIGIT_DOMAINS = ("svhn", "usps", "synthdigits", "mnist_m", "mnist")
 """In the order of the paper's tables."""
 
 
 @dataclass(frozen=True)
-class Source:
+class DigitSource:
     """The files of a domain that were found.
 
     Attributes:
@@ -260,16 +263,16 @@ class Source:
 
     domain: str
     files: tuple[Path, ...]
-    form: Form
+    form: FileForm
 
     @property
     def split(self) -> bool:
         """Whether the files are already divided into training and test part."""
         return self.files[0].suffix == ".npz"
 
-    def parts(self) -> list[Samples]:
+    def parts(self) -> list[Digits]:
         """Read and check: the pooled samples, or training and test part."""
-        parts: list[Samples] = []
+        parts: list[Digits] = []
         for begin in range(0, len(self.files), self.form.together):
             group = self.files[begin : begin + self.form.together]
             where = f"{self.domain} ({group[0]})"
@@ -280,7 +283,7 @@ class Source:
         return [(np.concatenate(images), np.concatenate(labels))]
 
 
-def find_source(folder: Path, domain: str) -> Source | None:
+def find_source(folder: Path, domain: str) -> DigitSource | None:
     """Find a domain's files below a folder; None where there are none.
 
     Raises:
@@ -292,7 +295,7 @@ def find_source(folder: Path, domain: str) -> Source | None:
             files = tuple(place / name for name in form.files)
             there = [file.exists() for file in files]
             if all(there):
-                return Source(domain, files, form)
+                return DigitSource(domain, files, form)
             if any(there):
                 lacking = [f.name for f, is_there in zip(files, there, strict=True) if not is_there]
                 gaps.append(f"{place}: {domain} is incomplete: no {', '.join(lacking)}")
@@ -317,7 +320,7 @@ def _refuse_pickle(folder: Path, domain: str) -> None:
                 )
 
 
-def _checked(images: NDArray[Any], labels: NDArray[Any], where: str) -> Samples:
+def _checked(images: NDArray[Any], labels: NDArray[Any], where: str) -> Digits:
     if images.dtype != np.uint8 or not (images.ndim == 3 or images.shape[3:] in ((1,), (3,))):
         raise DataError(
             f"{where}: images of {images.dtype} {images.shape}; legal are uint8 of (n, height, "

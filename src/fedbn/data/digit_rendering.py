@@ -149,7 +149,7 @@ def _system() -> list[Path]:
 SIDE = 28
 _LINE = 3 * CELL
 _CHUNK = 256
-Floats = NDArray[np.float32]
+_Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,7 @@ def _mask(
     return np.asarray(small.filter(ImageFilter.GaussianBlur(blur)) if blur > 0.2 else small)
 
 
-def _coloured(masks: Floats, draws: np.random.Generator, look: Look) -> NDArray[np.uint8]:
+def _coloured(masks: _Floats, draws: np.random.Generator, look: Look) -> NDArray[np.uint8]:
     fill, border = masks[0, :, None], masks[1, :, None]
     ground, far, stroke, edge = _colours(draws, look)
     background = ground + (far - ground) * _ramp(draws)
@@ -267,7 +267,7 @@ def _coloured(masks: Floats, draws: np.random.Generator, look: Look) -> NDArray[
     return pixels
 
 
-def _colours(draws: np.random.Generator, look: Look) -> list[Floats]:
+def _colours(draws: np.random.Generator, look: Look) -> list[_Floats]:
     """Draw background, its far end, stroke and outline; the stroke stands out from both ends."""
     ground, edge = draws.random((2, _CHUNK, 3))
     far = np.clip(ground + draws.normal(0, 0.15, (_CHUNK, 3)), 0, 1)
@@ -280,12 +280,12 @@ def _colours(draws: np.random.Generator, look: Look) -> list[Floats]:
     return [c.astype(np.float32)[:, :, None, None] for c in (ground, far, stroke, edge)]
 
 
-def _ramp(draws: np.random.Generator) -> Floats:
+def _ramp(draws: np.random.Generator) -> _Floats:
     """Draw a slope from 0 to 1 across each image, in any direction."""
     angle = draws.uniform(0, 2 * np.pi, (_CHUNK, 1, 1, 1)).astype(np.float32)
     place = np.linspace(-0.5, 0.5, SIDE, dtype=np.float32)
     slope = np.cos(angle) * place[:, None] + np.sin(angle) * place[None, :]
-    ramp: Floats = np.clip(0.5 + slope, 0, 1)
+    ramp: _Floats = np.clip(0.5 + slope, 0, 1)
     return ramp
 
 

@@ -67,7 +67,7 @@ REMOTE = {
 """By digit domain."""
 
 
-class Progress(Protocol):
+class DownloadProgress(Protocol):
     """How far one file has come, in bytes; what pooch asks of a progress bar."""
 
     total: int
@@ -82,13 +82,13 @@ class Progress(Protocol):
         """All have come."""
 
 
-class Listener(Protocol):
+class DownloadListener(Protocol):
     """Hears what is done; only the command line prints."""
 
     def tell(self, text: str) -> None:
         """Hear a sentence."""
 
-    def progress(self, file: str) -> Progress:
+    def progress(self, file: str) -> DownloadProgress:
         """Follow a file."""
 
 
@@ -96,7 +96,7 @@ class _FinalError(DataError):
     """Asking again would give the same answer."""
 
 
-def fetch(remote: Remote, file: str, folder: Path, listener: Listener) -> None:
+def fetch(remote: Remote, file: str, folder: Path, listener: DownloadListener) -> None:
     """Fetch a file into a folder; up to three times, saying what went wrong.
 
     Raises:
@@ -113,7 +113,7 @@ def fetch(remote: Remote, file: str, folder: Path, listener: Listener) -> None:
             time.sleep(WAIT * 2 ** (attempt - 1))
 
 
-def _fetch_once(url: str, md5: str, target: Path, listener: Listener) -> None:
+def _fetch_once(url: str, md5: str, target: Path, listener: DownloadListener) -> None:
     import pooch  # type: ignore[import-untyped]
     import requests
 

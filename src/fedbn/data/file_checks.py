@@ -13,7 +13,7 @@ from typing import Any
 from fedbn.core.engine import cores
 from fedbn.core.federation import Finding, Severity, similar_classes
 from fedbn.data.benchmarks import Benchmark
-from fedbn.data.image_folders import Site, find_site, folder_classes
+from fedbn.data.image_folders import SiteFolders, find_site, folder_classes
 from fedbn.data.images import DEPTH, is_picture, opened, read_picture, watched
 from fedbn.data.storage import Trouble, scan, subfolders
 from fedbn.data.table_files import Table, by_site, read_table, table_files
@@ -50,7 +50,7 @@ def _about(error: Exception, path: Path | str) -> str:
 
 def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
     """Read all pictures below a folder of sites and report."""
-    sites: list[Site] = []
+    sites: list[SiteFolders] = []
     for home in subfolders(root):
         try:
             sites.append(find_site(home))
@@ -85,7 +85,7 @@ def _examine(
     yield from _twice(seen)
 
 
-def _items(sites: Sequence[Site]) -> Iterator[tuple[Path | Trouble, str, str, str]]:
+def _items(sites: Sequence[SiteFolders]) -> Iterator[tuple[Path | Trouble, str, str, str]]:
     """All that lies in class folders, with its site, part and class."""
     for site in sites:
         for part, folders in site.parts.items():
@@ -94,13 +94,13 @@ def _items(sites: Sequence[Site]) -> Iterator[tuple[Path | Trouble, str, str, st
                     yield item, site.name, part, shown(folder.name)
 
 
-def _pictures(sites: Sequence[Site]) -> Iterator[tuple[Path, str, str, str]]:
+def _pictures(sites: Sequence[SiteFolders]) -> Iterator[tuple[Path, str, str, str]]:
     for item, site, part, label in _items(sites):
         if isinstance(item, Path) and is_picture(item):
             yield item, site, part, label
 
 
-def _left_out(sites: Sequence[Site]) -> Iterator[Finding]:
+def _left_out(sites: Sequence[SiteFolders]) -> Iterator[Finding]:
     for item, site, _, _ in _items(sites):
         if isinstance(item, Trouble):
             severity: Severity = "warning" if item.harmless else "error"

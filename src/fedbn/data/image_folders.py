@@ -89,7 +89,7 @@ def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> Pic
 
 
 @dataclass(frozen=True)
-class Reading:
+class PictureReader:
     """How pictures become samples.
 
     Attributes:
@@ -197,7 +197,7 @@ _PARTS = ("train", "test", "valid")
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteFolders:
     """The class folders of a site, by part: `all`, or `train`, `test` and perhaps `valid`."""
 
     name: str
@@ -221,7 +221,7 @@ def about_depth(clients: Sequence[Client], depth: int) -> str:
     )
 
 
-def find_sites(folder: Path) -> list[Site]:
+def find_sites(folder: Path) -> list[SiteFolders]:
     """Find the sites below a folder, with their class folders."""
     check_folder(folder, FOLDER_LAYOUT)
     homes = subfolders(folder)
@@ -232,13 +232,13 @@ def find_sites(folder: Path) -> list[Site]:
     return sites
 
 
-def folder_classes(sites: Sequence[Site]) -> tuple[str, ...]:
+def folder_classes(sites: Sequence[SiteFolders]) -> tuple[str, ...]:
     """Collect the classes of all sites, sorted."""
     named = {shown(f.name) for site in sites for found in site.parts.values() for f in found}
     return tuple(sorted(named))
 
 
-def find_site(home: Path) -> Site:
+def find_site(home: Path) -> SiteFolders:
     """Find the class folders of one site."""
     check_name(home.name, shown(home))
     below = {folder.name: folder for folder in subfolders(home)}
@@ -250,10 +250,12 @@ def find_site(home: Path) -> Site:
     parts = {part: subfolders(below[part]) for part in divided} or {"all": list(below.values())}
     if not any(parts.values()):
         raise DataError(f"{shown(home)}: no class folders; expected {FOLDER_LAYOUT}")
-    return Site(home.name, parts)
+    return SiteFolders(home.name, parts)
 
 
-def divided_site(site: Site, classes: Sequence[str], division: Division) -> tuple[PictureSet, ...]:
+def divided_site(
+    site: SiteFolders, classes: Sequence[str], division: Division
+) -> tuple[PictureSet, ...]:
     """Divide a site's pictures into training and test, and perhaps validation."""
     if "all" in site.parts:
         parts: tuple[PictureSet, ...] = (site.pictures("all", classes),)

@@ -34,7 +34,7 @@ from fedbn.data.storage import scan
 from fedbn.errors import DataError
 from fedbn.text import one_line, shown
 
-SUFFIXES = frozenset(
+PICTURE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
@@ -51,13 +51,13 @@ _WHITE = (255, 255, 255, 255)
 logging.getLogger("PIL").addHandler(logging.NullHandler())  # what matters to us, it raises
 DEPTH = 65535
 """The 16-bit value that becomes 1, unless said otherwise; 0 becomes −1."""
-Depth = Annotated[int, Field(gt=255, le=DEPTH)]
-Side = Annotated[int, Field(ge=4, le=2048)]
+PictureDepth = Annotated[int, Field(gt=255, le=DEPTH)]
+PictureSide = Annotated[int, Field(ge=4, le=2048)]
 
 
 def is_picture(file: Path) -> bool:
     """Tell by its name whether a file should be a picture."""
-    return file.suffix.lower() in SUFFIXES
+    return file.suffix.lower() in PICTURE_SUFFIXES
 
 
 def pictures_below(folder: Path) -> list[Path]:

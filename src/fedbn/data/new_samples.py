@@ -30,7 +30,7 @@ from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_columns import features, table_labels
-from fedbn.data.table_files import SUFFIXES, read_table
+from fedbn.data.table_files import TABLE_SUFFIXES, read_table
 from fedbn.errors import DataError, unknown
 from fedbn.text import shown
 
@@ -176,7 +176,7 @@ def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> 
         raise DataError(f"{shown(place)}: no such file or folder; expected {LEGAL}")
     if place.suffix.lower() == ".npz":
         return _arrays(place, inputs, part)
-    if place.suffix.lower() in SUFFIXES:
+    if place.suffix.lower() in TABLE_SUFFIXES:
         return _table(place, inputs)
     if is_picture(place):
         return _pictures(Found({place: place.name}), inputs)
@@ -189,7 +189,7 @@ def _file_in(folder: Path) -> Path:
         files = [f for f in sorted(folder.iterdir()) if f.is_file() and not is_hidden(f)]
     except OSError as error:
         raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
-    known = [f for f in files if f.suffix.lower() in {".npz", *SUFFIXES}]
+    known = [f for f in files if f.suffix.lower() in {".npz", *TABLE_SUFFIXES}]
     if len(known) > 1:
         names = ", ".join(shown(file.name) for file in known[:10])
         raise DataError(f"{shown(folder)}: several files ({names}); give one of them")

@@ -20,8 +20,8 @@ from typing import Any
 
 from fedbn.data.benchmarks import checked_domains
 from fedbn.data.digit_domains import DigitsInfo, digits_folder
-from fedbn.data.digit_files import DOMAINS, Source, describe_forms, find_source
-from fedbn.data.downloads import REMOTE, Listener, fetch
+from fedbn.data.digit_files import DIGIT_DOMAINS, DigitSource, describe_forms, find_source
+from fedbn.data.downloads import REMOTE, DownloadListener, fetch
 from fedbn.data.storage import Info, data_root, may_write, subfolders
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
@@ -88,7 +88,7 @@ def _move(made: Path, target: Path) -> None:
         made.replace(target)
 
 
-def _digit_files(source: Source) -> Places:
+def _digit_files(source: DigitSource) -> Places:
     found: dict[Path, Path] = {}
     for part in source.files:
         files = sorted(f for f in part.rglob("*") if f.is_file()) if part.is_dir() else [part]
@@ -112,7 +112,11 @@ _BY_HAND = {
 
 
 def provide(
-    name: str, info: Info, options: Mapping[str, Any], source: Path | None, listener: Listener
+    name: str,
+    info: Info,
+    options: Mapping[str, Any],
+    source: Path | None,
+    listener: DownloadListener,
 ) -> None:
     """Bring the files of a data set below the data root, as far as they are not there yet.
 
@@ -130,7 +134,7 @@ def provide(
         _check_source(source, name, info)
     if isinstance(info, DigitsInfo):
         asked = options.get("domains") or info.domains
-        domains = checked_domains([asked] if isinstance(asked, str) else asked, DOMAINS)
+        domains = checked_domains([asked] if isinstance(asked, str) else asked, DIGIT_DOMAINS)
         _provide_digits(domains, options, source, listener)
     elif source:
         places = _places(name, info, source)
@@ -154,7 +158,10 @@ def _places(name: str, info: Info, source: Path) -> Places:
 
 
 def _provide_digits(
-    domains: Sequence[str], options: Mapping[str, Any], source: Path | None, listener: Listener
+    domains: Sequence[str],
+    options: Mapping[str, Any],
+    source: Path | None,
+    listener: DownloadListener,
 ) -> None:
     if source:
         for domain, places in digit_places(source, domains).items():
@@ -168,7 +175,7 @@ def _provide_digits(
         raise DataError("; ".join([*missing, f"put them in {digits_folder()}"]))
 
 
-def _download(domain: str, listener: Listener) -> None:
+def _download(domain: str, listener: DownloadListener) -> None:
     """Fetch those files of a domain that are not there."""
     folder, remote = digits_folder(), REMOTE[domain]
     _check_writable()
@@ -182,7 +189,7 @@ def _download(domain: str, listener: Listener) -> None:
             listener.tell(f"{domain}: {file} is there, its checksum right")
 
 
-def _found(domain: str) -> Source | None:
+def _found(domain: str) -> DigitSource | None:
     try:
         return find_source(digits_folder(), domain)
     except DataError:
@@ -203,7 +210,7 @@ def _how(domain: str) -> str:
     return f"{domain} is missing ({files}): get {'it ' if remote else ''}{origin}"
 
 
-def _told(what: str, new: int, count: int, listener: Listener) -> None:
+def _told(what: str, new: int, count: int, listener: DownloadListener) -> None:
     listener.tell(f"{what}: {new} new file(s) taken over, {count - new} were there already")
 
 

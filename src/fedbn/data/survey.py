@@ -36,7 +36,7 @@ _BINS = 64
 _CHANNELS = ("red", "green", "blue")
 
 
-def distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
+def client_distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
     """Estimate the distance between each pair of clients, on their training data.
 
     Args:
@@ -159,7 +159,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
         "classes": list(federation.classes),
         "train": [_counts(client.train, federation) for client in clients],
         "test": [_counts(client.tests[client.domain], federation) for client in clients],
-        "distances": distances(clients),
+        "distances": client_distances(clients),
         "edges": edges.tolist(),
         "histograms": [_histograms(x, edges) for x in values],
         "examples": [_examples(client, examples) for client in clients] if pictures else [],

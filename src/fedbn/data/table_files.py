@@ -17,7 +17,7 @@ from fedbn.data.storage import check_distinct, is_hidden
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import one_line, shown
 
-SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LONGEST_CELL = 1_000_000
@@ -161,7 +161,7 @@ def table_files(path: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError(f"{shown(path)}: no such file or folder; expected {TABLE_LAYOUT}")
     inside = [file for file in path.iterdir() if not is_hidden(file) and file.is_file()]
-    return sorted(file for file in inside if file.suffix.lower() in SUFFIXES)
+    return sorted(file for file in inside if file.suffix.lower() in TABLE_SUFFIXES)
 
 
 def read_sites(path: Path, site: str | None) -> dict[str, Table]:

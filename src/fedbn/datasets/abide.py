@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
-from fedbn.data.benchmarks import Count, Share
+from fedbn.data.benchmarks import Count, TestShare
 from fedbn.data.image_folders import check_folder
 from fedbn.data.storage import Info, cached, data_root, fingerprint
 from fedbn.errors import DataError
@@ -150,7 +150,7 @@ def abide(
     path: str | None = None,
     window: Annotated[int, Field(ge=3)] = 32,
     stride: Count = 1,
-    test_share: Share = 0.2,
+    test_share: TestShare = 0.2,
     split_seed: int = 0,
 ) -> Federation:
     """Read the four sites, one a client.

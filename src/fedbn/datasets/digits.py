@@ -33,7 +33,7 @@ from fedbn.data.digit_domains import (
     original,
     synth_digits_domain,
 )
-from fedbn.data.digit_files import DOMAINS
+from fedbn.data.digit_files import DIGIT_DOMAINS
 from fedbn.data.storage import Arrays
 
 Percent = Literal[1, 5, 10, 20, 40, 60, 100]
@@ -83,7 +83,7 @@ def digits(
         test_limit: Score on the first so many test samples only.
         seed: Decides splits, rendering and patches; a run's own seed does not touch them.
     """
-    chosen = checked_domains(domains, DOMAINS)
+    chosen = checked_domains(domains, DIGIT_DOMAINS)
     check_tenths(percent, clients_per_domain)
     whole = not equalize
     stand_ins: dict[str, Callable[[], Loaded]] = {

@@ -31,7 +31,7 @@ from fedbn.core.federation import Client, Federation, Split
 from fedbn.data.benchmarks import (
     ClientsPerDomain,
     Count,
-    Share,
+    TestShare,
     check_tenths,
     checked_domains,
     checked_sizes,
@@ -57,7 +57,7 @@ _SEED = 2021
 
 
 def digits_mini(
-    test_share: Share = 0.4,
+    test_share: TestShare = 0.4,
     percent: Annotated[int, Field(ge=5, le=100)] = 100,
     clients_per_domain: ClientsPerDomain = 1,
     sizes: list[int] | None = None,

@@ -70,7 +70,7 @@ class Strength:
     fractures: int = 3
 
 
-Change = Callable[[Shape, Strength, np.random.Generator], Mask]
+ShapeChange = Callable[[Shape, Strength, np.random.Generator], Mask]
 
 
 def measure(image: NDArray[np.uint8]) -> Shape:
@@ -85,8 +85,8 @@ def measure(image: NDArray[np.uint8]) -> Shape:
     return Shape(grey, inside, depth, skeleton, thickness)
 
 
-def changed(
-    image: NDArray[np.uint8], change: Change, strength: Strength, draws: np.random.Generator
+def changed_digit(
+    image: NDArray[np.uint8], change: ShapeChange, strength: Strength, draws: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Change a digit's shape; an image without a stroke stays as it is."""
     shape = measure(image)
@@ -191,7 +191,7 @@ INFO = {
 }
 
 
-CHANGES: dict[str, tuple[Change, Change]] = {
+CHANGES: dict[str, tuple[ShapeChange, ShapeChange]] = {
     "morpho-global": (thin, thicken),
     "morpho-local": (swell, fracture),
 }
@@ -239,7 +239,7 @@ def morpho_mnist(
 
 def change_images(
     images: NDArray[np.uint8],
-    changes: tuple[Change, ...],
+    changes: tuple[ShapeChange, ...],
     strength: Strength,
     draws: np.random.Generator,
 ) -> NDArray[np.uint8]:
@@ -247,7 +247,7 @@ def change_images(
     ways = draws.permutation(np.arange(len(images)) % len(changes))
     made = np.empty_like(images)
     for image, way, target in zip(images, ways, made, strict=True):
-        target[:] = changed(image, changes[way], strength, draws)
+        target[:] = changed_digit(image, changes[way], strength, draws)
     return made
 
 

@@ -17,11 +17,11 @@ import torch
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.arrays import array_split, common_classes, read_npz
-from fedbn.data.benchmarks import Share
+from fedbn.data.benchmarks import TestShare
 from fedbn.data.image_folders import (
     FOLDER_LAYOUT,
     Division,
-    Reading,
+    PictureReader,
     about_depth,
     divided_site,
     find_sites,
@@ -29,7 +29,7 @@ from fedbn.data.image_folders import (
     of_one_type,
     stems_in_both,
 )
-from fedbn.data.images import DEPTH, Depth, Side, choose_size
+from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_columns import Column, check_complete, feature_columns, filled
 from fedbn.data.table_files import TABLE_LAYOUT, Table, label_classes, read_sites, repeated_ids
@@ -40,11 +40,11 @@ __all__ = ["arrays", "folders", "tables"]
 
 def folders(
     path: str | None = None,
-    size: Side | None = None,
-    test_share: Share = 0.2,
+    size: PictureSide | None = None,
+    test_share: TestShare = 0.2,
     split_seed: int = 0,
     cache: bool = False,
-    depth: Depth | None = None,
+    depth: PictureDepth | None = None,
 ) -> Federation:
     """Read a folder of sites, each with one folder of pictures a class.
 
@@ -67,7 +67,7 @@ def folders(
     listing = {site.name: divided_site(site, classes, division) for site in sites}
     files = [file for parts in listing.values() for part in parts for file in part.files]
     side, remark = choose_size(files) if size is None else (size, "")
-    reading = Reading(side, DEPTH if depth is None else depth, "folders" if cache else None)
+    reading = PictureReader(side, DEPTH if depth is None else depth, "folders" if cache else None)
     clients = of_one_type([reading.client(name, parts) for name, parts in listing.items()])
     said = [remark, about_depth(clients, reading.depth), stems_in_both(listing)]
     return Federation(
@@ -144,7 +144,7 @@ def tables(
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Literal["error", "mean"] = "error",
-    test_share: Share = 0.2,
+    test_share: TestShare = 0.2,
     split_seed: int = 0,
 ) -> Federation:
     """Read tables, one client a site.

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from fedbn.core.federation import Federation
-from fedbn.data.benchmarks import Benchmark, PicturesInfo, Share
+from fedbn.data.benchmarks import Benchmark, PicturesInfo, TestShare
 from fedbn.data.image_folders import Division
-from fedbn.data.images import FlipAndTurn, Side
+from fedbn.data.images import FlipAndTurn, PictureSide
 from fedbn.data.storage import data_root
 
 __all__ = ["domainnet", "office_caltech10"]
@@ -133,8 +133,8 @@ def _reader(benchmark: Benchmark, pictures: int, what: str) -> Callable[..., Fed
     def read(
         path: str | None = None,
         per_client: PerClient = pictures,
-        size: Side = 256,
-        test_share: Share = 0.2,
+        size: PictureSide = 256,
+        test_share: TestShare = 0.2,
         split_seed: int = 0,
         augment: bool = True,
         domains: list[str] | None = None,

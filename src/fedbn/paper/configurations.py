@@ -10,7 +10,7 @@ from typing import Any
 import fedbn.datasets
 from fedbn import registry
 from fedbn.data.digit_domains import digits_folder
-from fedbn.data.digit_files import DOMAINS, find_source
+from fedbn.data.digit_files import DIGIT_DOMAINS, find_source
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import (
     Raw,
@@ -184,7 +184,7 @@ def is_there(name: str) -> bool:
 
 def originals_are_there() -> bool:
     """Tell whether every digit data set is there whole, and not cut to equal size."""
-    sources = [find_source(digits_folder(), domain) for domain in DOMAINS]
+    sources = [find_source(digits_folder(), domain) for domain in DIGIT_DOMAINS]
     return all(source is not None and not source.split for source in sources)
 
 
