@@ -20,7 +20,7 @@ from torch import Tensor
 from fedbn.core.randomness import generator, number, stratified
 from fedbn.data.digit_files import DIGIT_DOMAINS, Digits, DigitSource, describe_forms, find_source
 from fedbn.data.digit_rendering import SIDE, rendered
-from fedbn.data.images import opened, watched
+from fedbn.data.images import PICTURE_SUFFIXES, is_picture, opened, watched
 from fedbn.data.storage import Arrays, Info, cached, data_root, fingerprint
 from fedbn.errors import DataError
 
@@ -115,15 +115,11 @@ def _resized(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _arrays(train: Digits, test: Digits) -> Arrays:
-    return {
-        "train_x": colour28(train[0]),
-        "train_y": train[1],
-        "test_x": colour28(test[0]),
-        "test_y": test[1],
-    }
+    parts = {"train": train, "test": test}
+    images = {f"{part}_x": colour28(images) for part, (images, _) in parts.items()}
+    return images | {f"{part}_y": labels for part, (_, labels) in parts.items()}
 
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".tif", ".tiff", ".webp"}
 _MOST = 500
 _LONGEST = 512
 
@@ -132,9 +128,9 @@ def photograph_files(folder: Path) -> list[Path]:
     """List the photographs below a folder: the first 500 by name."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder of photographs")
-    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in _SUFFIXES and f.is_file())
+    files = sorted(f for f in folder.rglob("*") if is_picture(f) and f.is_file())
     if not files:
-        raise DataError(f"{folder}: no photograph; legal are {', '.join(sorted(_SUFFIXES))}")
+        raise DataError(f"{folder}: no photograph; legal are {', '.join(sorted(PICTURE_SUFFIXES))}")
     return files[:_MOST]
 
 

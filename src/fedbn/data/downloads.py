@@ -99,6 +99,8 @@ class _FinalError(DataError):
 def fetch(remote: Remote, file: str, folder: Path, listener: DownloadListener) -> None:
     """Fetch a file into a folder; up to three times, saying what went wrong.
 
+    Pooch's own retries would keep the reason to themselves and ask again for what is not there.
+
     Raises:
         DataError: Naming the address and the last reason.
     """

@@ -46,7 +46,7 @@ class PictureSet:
 
 @dataclass(frozen=True)
 class Division:
-    """How a site's pictures are divided, always in the same way for the same seed.
+    """How a site's samples are divided, always in the same way for the same seed.
 
     Attributes:
         test_share: The stratified part held out for testing.
@@ -58,10 +58,13 @@ class Division:
     seed: int
     per_client: int | Literal["all"] = "all"
 
+    def places(self, labels: Tensor, site: str) -> tuple[Tensor, Tensor]:
+        """Decide which of a site's samples are for training, and which for testing."""
+        return stratified(labels, self.test_share, generator(self.seed, "test split", client=site))
+
     def divide(self, pictures: PictureSet, site: str) -> tuple[PictureSet, PictureSet]:
         """Divide a site's pictures in train and test."""
-        draws = generator(self.seed, "test split", client=site)
-        rest, held = stratified(pictures.labels, self.test_share, draws)
+        rest, held = self.places(pictures.labels, site)
         return self._some(pictures.take(rest), site), pictures.take(held)
 
     def _some(self, train: PictureSet, site: str) -> PictureSet:

@@ -75,20 +75,6 @@ def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
     return Found(_called(files, folder), None, notes)
 
 
-def read_like(files: Sequence[Path], inputs: Mapping[str, Any]) -> Tensor:
-    """Read pictures as samples of the run's shape, with the depth it was trained with."""
-    shape = tuple(inputs["input_shape"])
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise DataError(
-            f"{shown(files[0])}: a picture, but the run was trained on samples of shape {shape}"
-        )
-    depth = inputs.get("preparation", {}).get("depth")
-    if depth is None:
-        _check_range(inputs)
-    channels, height, width = shape
-    return read_pictures(files, (width, height), depth or DEPTH, channels)
-
-
 def _check_range(inputs: Mapping[str, Any]) -> None:
     """Refuse pictures for a run on floats that are no pictures scaled to [−1, 1]."""
     low, high = inputs["range"]
@@ -197,11 +183,21 @@ def _file_in(folder: Path) -> Path:
 
 
 def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
-    y = None if found.labels is None else torch.from_numpy(found.labels)
-    x = read_like(list(found.files), inputs)
+    """Read pictures as samples of the run's shape, with the depth it was trained with."""
+    files, shape = list(found.files), tuple(inputs["input_shape"])
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(
+            f"{shown(files[0])}: a picture, but the run was trained on samples of shape {shape}"
+        )
+    depth = inputs.get("preparation", {}).get("depth")
+    if depth is None:
+        _check_range(inputs)
+    channels, height, width = shape
+    x = read_pictures(files, (width, height), depth or DEPTH, channels)
     notes = found.notes
-    if x.is_floating_point() and "depth" not in inputs.get("preparation", {}):
+    if x.is_floating_point() and depth is None:
         notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
+    y = None if found.labels is None else torch.from_numpy(found.labels)
     return Samples(x, tuple(found.files.values()), y, notes, found.part)
 
 

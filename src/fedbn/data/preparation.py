@@ -137,24 +137,18 @@ def provide(
         domains = checked_domains([asked] if isinstance(asked, str) else asked, DIGIT_DOMAINS)
         _provide_digits(domains, options, source, listener)
     elif source:
-        places = _places(name, info, source)
+        places = info.places(source)
+        if places is None:
+            raise ConfigError(
+                f"--from {shown(source)}: data {name} takes no files over; put them in "
+                f"{data_root() / name} (FEDBN_DATA names the folder above)"
+            )
         _told(name, take_over(places, data_root()), len(places), listener)
     elif not info.is_there():
         raise DataError(
             f"{name} is missing: get {info.by_hand or info.source}; put it in {data_root() / name} "
             "(FEDBN_DATA names the folder above)"
         )
-
-
-def _places(name: str, info: Info, source: Path) -> Places:
-    """Ask a data set which files of a folder are its own."""
-    found = info.places(source)
-    if found is None:
-        raise ConfigError(
-            f"--from {shown(source)}: data {name} takes no files over; put them in "
-            f"{data_root() / name} (FEDBN_DATA names the folder above)"
-        )
-    return found
 
 
 def _provide_digits(

@@ -22,9 +22,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.randomness import generator, stratified
 from fedbn.data.benchmarks import Count, TestShare
-from fedbn.data.image_folders import check_folder
+from fedbn.data.image_folders import Division, check_folder
 from fedbn.data.storage import Info, cached, data_root, fingerprint
 from fedbn.errors import DataError
 from fedbn.text import shown
@@ -167,10 +166,9 @@ def abide(
     clients = []
     for client, subjects in find_subjects(folder).items():
         labels = torch.tensor([label for _, label in subjects])
-        draws = generator(split_seed, "test split", client=client)
         train, test = (
             _split([subjects[i] for i in index.tolist()], window, stride)
-            for index in stratified(labels, test_share, draws)
+            for index in Division(test_share, split_seed).places(labels, client)
         )
         clients.append(Client(client, client, train, {client: test}))
     return Federation("abide", tuple(clients), CLASSES)

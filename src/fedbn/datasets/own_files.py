@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.randomness import generator, stratified
-from fedbn.data.arrays import array_split, common_classes, read_npz
+from fedbn.data.arrays import array_split, common_classes, places, read_npz
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.image_folders import (
     FOLDER_LAYOUT,
@@ -31,8 +30,8 @@ from fedbn.data.image_folders import (
 )
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.storage import Info, check_distinct
-from fedbn.data.table_columns import Column, check_complete, feature_columns, filled
-from fedbn.data.table_files import TABLE_LAYOUT, Table, label_classes, read_sites, repeated_ids
+from fedbn.data.table_columns import check_complete, feature_columns, filled
+from fedbn.data.table_files import TABLE_LAYOUT, label_classes, read_sites, repeated_ids
 from fedbn.errors import ConfigError, DataError
 
 __all__ = ["arrays", "folders", "tables"]
@@ -98,14 +97,11 @@ def arrays(path: str | None = None) -> Federation:
     check_distinct(files)
     contents = {file: read_npz(file) for file in files}
     classes = common_classes(contents)
-    parts = {
-        file.stem: [array_split(content, part, file) for part in ("train", "test")]
-        for file, content in contents.items()
-    }
-    clients = tuple(
-        Client(name, name, train, {name: test}) for name, (train, test) in parts.items()
-    )
-    return Federation(folder.resolve().name, clients, classes)
+    clients = []
+    for file, content in contents.items():
+        train, test = (array_split(content, part, file) for part in ("train", "test"))
+        clients.append(Client(file.stem, file.stem, train, {file.stem: test}))
+    return Federation(folder.resolve().name, tuple(clients), classes)
 
 
 INFO = {
@@ -173,27 +169,15 @@ def tables(
     if missing == "error":
         for table in found.values():
             check_complete(table, columns)
-    clients = tuple(
-        _table_client(name, table, columns, label, classes, test_share, split_seed)
-        for name, table in found.items()
-    )
+    division = Division(test_share, split_seed)
+    clients = []
+    for name, table in found.items():
+        cells = [cell.strip() for cell in table.columns[label]]
+        y = torch.from_numpy(places(cells, classes, table.where))
+        rest, held = division.places(y, name)
+        features = np.concatenate([column.encode(table) for column in columns], axis=1)
+        whole = Split(torch.from_numpy(filled(features, rest.numpy(), columns, table)), y)
+        clients.append(Client(name, name, whole.take(rest), {name: whole.take(held)}))
     remarks = repeated_ids(found, id) if id else ()
     told = {"columns": [[c.name, c.values] for c in columns], "label": label, "missing": missing}
-    return Federation(Path(path).resolve().stem, clients, classes, remarks, {"table": told})
-
-
-def _table_client(
-    name: str,
-    table: Table,
-    columns: Sequence[Column],
-    label: str,
-    classes: Sequence[str],
-    test_share: float,
-    seed: int,
-) -> Client:
-    place = {value: number for number, value in enumerate(classes)}
-    y = torch.tensor([place[cell.strip()] for cell in table.columns[label]])
-    rest, held = stratified(y, test_share, generator(seed, "test split", client=name))
-    features = np.concatenate([column.encode(table) for column in columns], axis=1)
-    x = torch.from_numpy(filled(features, rest.numpy(), columns, table))
-    return Client(name, name, Split(x[rest], y[rest]), {name: Split(x[held], y[held])})
+    return Federation(Path(path).resolve().stem, tuple(clients), classes, remarks, {"table": told})
