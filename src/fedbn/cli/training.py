@@ -175,12 +175,9 @@ def show(folder: RunFolder, as_json: bool) -> None:
 
 def _print(summary: Summary) -> None:
     """Print a row a method, a column a client, the best of each column in bold."""
-    best = {
-        c: max((r.cells[c].mean for r in summary.rows if c in r.cells), default=None)
-        for c in summary.columns
-    }
+    best = summary.best
     rows = [
-        [row.label, *(_cell(row.cells.get(c), best[c]) for c in summary.columns)]
+        [row.label, *(_cell(row.cells.get(c), best.get(c)) for c in summary.columns)]
         for row in summary.rows
     ]
     print_table(["test accuracy, %", *summary.columns], rows, BUT_FIRST)

@@ -17,7 +17,7 @@ from fedbn.experiments.jobs import named_jobs, settings
 from fedbn.experiments.schema import Experiment, ReproduceSection
 from fedbn.experiments.sources import load_federation
 from fedbn.paper.items import Request
-from fedbn.results.aggregate import Key, Records, Scores, ScoreTable
+from fedbn.results.aggregate import ACCURACY, Cell, Curve, Key, Measure, Records, Scores, ScoreTable
 from fedbn.runs.folder import RunFolder
 
 _FILE = Path(__file__).with_name("paper.toml")
@@ -123,10 +123,23 @@ class Study:
         return next((number for number in found if number is not None), None)
 
     @property
-    def keys(self) -> list[Key]:
-        """Setting by setting, so that methods stand beside each other."""
-        named = list(dict.fromkeys(key.setting for key in self.scores))
-        return sorted(self.scores, key=lambda key: named.index(key.setting))
+    def settings(self) -> list[str]:
+        """The settings, in their order."""
+        return list(dict.fromkeys(key.setting for key in self.scores))
+
+    @property
+    def cells(self) -> dict[Key, dict[str, Cell]]:
+        """Mean and deviation of the scores, setting by setting: methods stand beside each other."""
+        keys = sorted(self.scores, key=lambda key: self.settings.index(key.setting))
+        return {
+            key: {name: Cell.of(seeds.values()) for name, seeds in self.scores[key].items()}
+            for key in keys
+        }
+
+    def curves(self, key: Key, column: str, label: str, measure: Measure = ACCURACY) -> list[Curve]:
+        """A method's curve over epochs, under a name; none where it was not measured."""
+        epochs = self.epochs.get(key.setting, 1)
+        return [curve.over(epochs, label) for curve in self.table.curves(column, measure, [key])]
 
 
 def trained_study(request: Request) -> tuple[Request, Study]:

@@ -87,51 +87,47 @@ def draw_bars(
         paper: The paper's means, by method and domain.
     """
     domains = list(dict.fromkeys(domain for own in values.values() for domain in own))
-    known, hatched = looks(list(values)), hatches(list(values))
-    width = _GROUP / len(values)
+    faces, width = _faces(list(values)), _GROUP / len(values)
     with styled():
         wide = PAGE if len(domains) * len(values) > 12 else COLUMN
         figure = Figure(figsize=(wide, 2.5))
         axis = figure.subplots()
         axis.grid(axis="x", visible=False)
-        lowest, highest = 100.0, 0.0
+        ends: list[float] = []
         for number, (method, own) in enumerate(values.items()):
             shift = (number - (len(values) - 1) / 2) * width
             for domain, cell in own.items():
                 x = domains.index(domain) + shift
-                lowest = min(lowest, cell.mean - cell.spread)
-                highest = max(highest, cell.mean + cell.spread)
-                axis.bar(
-                    x,
-                    cell.mean,
-                    width,
-                    yerr=cell.spread or None,
-                    color=known[method]["color"],
-                    hatch=hatched[method],
-                    edgecolor="white",
-                    linewidth=0.4,
-                    error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": _error_colour(method)},
-                )
+                error = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": _error_colour(method)}
+                bar: dict[str, Any] = {
+                    "yerr": cell.spread or None,
+                    "error_kw": error,
+                    "linewidth": 0.4,
+                }
+                axis.bar(x, cell.mean, width, **bar, **faces[method])
+                ends += [cell.mean - cell.spread, cell.mean + cell.spread]
                 theirs = (paper or {}).get(method, {}).get(domain)
                 if theirs is not None:
-                    lowest, highest = min(lowest, theirs), max(highest, theirs)
+                    ends.append(theirs)
                     axis.hlines(theirs, x - 0.4 * width, x + 0.4 * width, color="black", lw=1.6)
         axis.set_xticks(range(len(domains)), [plain(DOMAINS.get(d, d)) for d in domains])
-        axis.set_ylim(max(0, 10 * ((lowest - 5) // 10)), min(100, 10 * (highest // 10 + 1)))
+        axis.set_ylim(max(0, 10 * ((min(ends) - 5) // 10)), min(100, 10 * (max(ends) // 10 + 1)))
         axis.set_ylabel("test accuracy (%)")
         handles: list[Patch | Line2D] = [
-            Patch(
-                facecolor=known[m]["color"],
-                hatch=hatched[m],
-                edgecolor="white",
-                label=plain(NAMES.get(m, m)),
-            )
-            for m in values
+            Patch(label=plain(NAMES.get(method, method)), **face) for method, face in faces.items()
         ]
         if paper:
             handles.append(Line2D([], [], color="black", lw=1.6, label="paper"))
         figure.legend(handles=handles, loc="outside upper center", ncols=5)
         return saved(figure, stem, label)
+
+
+def _faces(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    known, hatched = looks(methods), hatches(methods)
+    return {
+        m: {"facecolor": known[m]["color"], "hatch": hatched[m], "edgecolor": "white"}
+        for m in methods
+    }
 
 
 def _error_colour(method: str) -> str:

@@ -36,18 +36,19 @@ def trained(request: Request) -> Outcome:
 
 def tables_of(request: Request, study: Study) -> Iterator[Table]:
     """Make the table of accuracies and, where both were trained, that of gains."""
-    domains = dict.fromkeys(d for own in study.scores.values() for d in own if d != MEAN)
+    domains = dict.fromkeys(d for own in study.cells.values() for d in own if d != MEAN)
     columns, note = (*domains, MEAN), _note(request, study)
-    several = any(key.setting != _DEFAULT for key in study.scores)
+    several = study.settings != [_DEFAULT]
     head = ("setting", "method") if several else ("method",)
     rows = [
-        _row(several, *key, [_cell(study, key, column) for column in columns]) for key in study.keys
+        _row(several, *key, [_cell(study, key, own.get(column), column) for column in columns])
+        for key, own in study.cells.items()
     ]
     title = f"{request.name}: test accuracy in per cent, mean (standard deviation)"
     yield Table(request.name, title, columns, tuple(rows), note, head)
     better = [
         _row(several, _GAIN, setting, [_gain(study, setting, column) for column in columns])
-        for setting in dict.fromkeys(key.setting for key in study.scores)
+        for setting in study.settings
         if {(_BETTER, setting), (_BASE, setting)} <= study.scores.keys()
     ]
     if better:
@@ -59,9 +60,8 @@ def _row(several: bool, method: str, setting: str, cells: list[Cell | None]) -> 
     return Row((setting, method) if several else (method,), tuple(cells))
 
 
-def _cell(study: Study, key: Key, column: str) -> Cell | None:
-    seeds = study.scores[key].get(column)
-    return Cell.of(seeds.values(), *(study.paper(*key, column) or ())) if seeds else None
+def _cell(study: Study, key: Key, ours: aggregate.Cell | None, column: str) -> Cell | None:
+    return Cell(ours.mean, ours.std, *(study.paper(*key, column) or ())) if ours else None
 
 
 def _gain(study: Study, setting: str, column: str) -> Cell | None:
@@ -79,7 +79,7 @@ def _note(request: Request, study: Study) -> str:
     best = study.experiment.evaluation.report == "best"
     which = "Best round by validation" if best else "Last round"
     parts = [f"{request.label}.", f"{which}, {counted(len(study.experiment.seeds), 'seed')}."]
-    if study.papers and not any(paper_means(study, key.setting) for key in study.scores):
+    if study.papers and not any(paper_means(study, setting) for setting in study.settings):
         return " ".join([*parts, "No number of the paper's has these settings: no comparison."])
     for paper in study.papers:
         parts.append(f"Paper: {paper.label}" + (f" ({paper.note})." if paper.note else "."))
@@ -133,9 +133,7 @@ def _loss_panels(study: Study, measure: Measure) -> dict[str, list[Curve]]:
     for key in study.table.histories:
         for column in (MEAN,) if several else (*study.table.columns, MEAN):
             panel = panels.setdefault(_shown(key.setting) if several else column, [])
-            epochs = study.epochs.get(key.setting, 1)
-            found = study.table.curves(column, measure, [key])
-            panel += [curve.over(epochs, key.method) for curve in found]
+            panel += study.curves(key, column, key.method, measure)
     return _mean_last({name: panel for name, panel in panels.items() if panel})
 
 
@@ -143,11 +141,9 @@ def _curves(request: Request, study: Study) -> Iterator[Path]:
     """FedBN's test accuracy over epochs: a panel a batch size, a line a number of local epochs."""
     panels: dict[str, list[Curve]] = {}
     for key in (key for key in study.table.histories if key.method == _BETTER):
-        parts = dict(part.split("=") for part in key.setting.split(","))
+        parts = _parts(key.setting)
         panel = panels.setdefault(f"B = {parts.get('batch_size', '?')}", [])
-        label = f"E = {parts.get('local_epochs', '?')}"
-        epochs = study.epochs.get(key.setting, 1)
-        panel += [curve.over(epochs, label) for curve in study.table.curves(MEAN, keys=[key])]
+        panel += study.curves(key, MEAN, f"E = {parts.get('local_epochs', '?')}")
     stem = request.folder / f"{request.name}-curves"
     yield from draw_curves_over_epochs(
         panels, stem, "FedBN, test accuracy (%)", request.label, sharey=True
@@ -158,27 +154,23 @@ def _against(request: Request, study: Study) -> Iterator[Path]:
     """Final accuracy against a swept key: a panel a domain."""
     key = study.how.against or ""
     panels: dict[str, dict[str, dict[str, aggregate.Cell]]] = {}
-    for (method, setting), domains in study.scores.items():
-        value = dict(part.split("=") for part in setting.split(",") if "=" in part)
-        at = value.get(key.rpartition(".")[2], setting)
-        for domain, seeds in domains.items():
-            panels.setdefault(domain, {}).setdefault(method, {})[at] = aggregate.Cell.of(
-                seeds.values()
-            )
+    for (method, setting), domains in study.cells.items():
+        at = _parts(setting).get(key.rpartition(".")[2], setting)
+        for domain, cell in domains.items():
+            panels.setdefault(domain, {}).setdefault(method, {})[at] = cell
     stem = request.folder / f"{request.name}-accuracy"
     yield from draw_against(_mean_last(panels), stem, AXES.get(key, key), request.label)
 
 
 def _bars(request: Request, study: Study) -> Iterator[Path]:
     """Bars of each setting, with the paper's numbers where they may be compared."""
-    named = list(dict.fromkeys(setting for _, setting in study.scores))
-    for setting in named:
+    for setting in study.settings:
         values = {
-            method: {d: aggregate.Cell.of(s.values()) for d, s in domains.items() if d != MEAN}
-            for (method, own), domains in study.scores.items()
-            if own == setting
+            key.method: {domain: cell for domain, cell in own.items() if domain != MEAN}
+            for key, own in study.cells.items()
+            if key.setting == setting
         }
-        end = "" if len(named) == 1 else f"-{setting.replace('=', '-').replace(',', '-')}"
+        end = "" if len(study.settings) == 1 else f"-{setting.replace('=', '-').replace(',', '-')}"
         stem = request.folder / f"{request.name}-bars{end}"
         yield from draw_bars(values, stem, request.label, paper_means(study, setting))
 
@@ -186,6 +178,10 @@ def _bars(request: Request, study: Study) -> Iterator[Path]:
 def _mean_last(panels: Mapping[str, T]) -> dict[str, T]:
     found = {name: panel for name, panel in panels.items() if name != MEAN}
     return {**found, _ALL: panels[MEAN]} if MEAN in panels else found
+
+
+def _parts(setting: str) -> dict[str, str]:
+    return dict(part.split("=") for part in setting.split(",") if "=" in part)
 
 
 def _shown(setting: str) -> str:

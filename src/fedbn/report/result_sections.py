@@ -81,10 +81,7 @@ def results(scores: Scores) -> Section:
 
 
 def _tables(summary: Summary) -> list[Part]:
-    best = {
-        c: max((r.cells[c].mean for r in summary.rows if c in r.cells), default=None)
-        for c in summary.columns
-    }
+    best = summary.best
 
     def cell(row: Row, name: str) -> Cell:
         found = row.cells.get(name)

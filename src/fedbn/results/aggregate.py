@@ -287,6 +287,14 @@ class Summary:
     seeds: tuple[int, ...]
     remarks: tuple[str, ...] = ()
 
+    @property
+    def best(self) -> dict[str, float]:
+        """The highest mean of each column that has one."""
+        means: dict[str, list[float]] = defaultdict(list)
+        for name, cell in (item for row in self.rows for item in row.cells.items()):
+            means[name].append(cell.mean)
+        return {name: max(values) for name, values in means.items()}
+
 
 def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool = False) -> Summary:
     """Summarise test accuracy.
