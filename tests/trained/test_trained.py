@@ -90,7 +90,7 @@ def test_predictions_are_numbers_where_classes_have_none():
 @pytest.mark.parametrize(
     ("x", "text"),
     [
-        (X[:, :2], r"shape \(7, 2\); the run was trained on \(n, 3\)"),
+        (X[:, :2], r"shape \(7, 2\), so samples of shape \(2,\); the run was trained on \(3,\)"),
         (X[0], r"shape \(3,\)"),
         (X[:0], "no samples"),
         (X * np.nan, "NaN in sample 0"),

@@ -213,7 +213,7 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
         )
     prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
     x = channels_first(content[chosen], f"{shown(file)}, {chosen}")
-    _check_shape(x, inputs, file)
+    check_shape(x, inputs, shown(file))
     y = _array_labels(content, prefix, len(x), inputs, file)
     notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
     return Samples(x, tuple(map(str, range(len(x)))), y, notes, prefix.rstrip("_"))
@@ -246,11 +246,13 @@ def _table(file: Path, inputs: Mapping[str, Any]) -> Samples:
     return Samples(torch.from_numpy(x), tuple(f"row {row}" for row in table.rows), y, notes)
 
 
-def _check_shape(x: Tensor, inputs: Mapping[str, Any], file: Path) -> None:
+def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
+    """Refuse samples of another shape than the run's, and none at all."""
     shape = tuple(inputs["input_shape"])
-    if tuple(x.shape[1:]) != shape:
+    if x.dim() < 1 or tuple(x.shape[1:]) != shape:
         raise DataError(
-            f"{shown(file)}: samples of shape {tuple(x.shape[1:])}; the run was trained on {shape}"
+            f"{where}: shape {tuple(x.shape)}, so samples of shape {tuple(x.shape[1:])}; "
+            f"the run was trained on {shape}"
         )
     if not len(x):
-        raise DataError(f"{shown(file)}: no samples")
+        raise DataError(f"{where}: no samples")

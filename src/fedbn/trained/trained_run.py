@@ -25,7 +25,7 @@ from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
 from fedbn.data.arrays import labels_of, tensor_of
-from fedbn.data.new_samples import Samples
+from fedbn.data.new_samples import Samples, check_shape
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
 from fedbn.text import no_formula
@@ -39,21 +39,14 @@ def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
 
     Args:
         x: An array, a tensor, or lists of numbers.
-        inputs: What a sample of the run looks like (`fedbn.experiments.facts`).
+        inputs: What a sample of the run looks like (`fedbn.experiments.environment`).
         where: What to call the samples in messages.
 
     Raises:
         DataError: Where they are no such samples.
     """
     samples = _tensor(x, where)
-    shape = tuple(inputs["input_shape"])
-    if samples.dim() < 1 or tuple(samples.shape[1:]) != shape:
-        expected = ", ".join(map(str, ("n", *shape)))
-        raise DataError(
-            f"{where}: shape {tuple(samples.shape)}; the run was trained on ({expected})"
-        )
-    if not len(samples):
-        raise DataError(f"{where}: no samples")
+    check_shape(samples, inputs, where)
     _check_values(samples, inputs, where)
     return samples
 
