@@ -30,7 +30,7 @@ ALLOWED = {
     "datasets": {"core", "data", "errors", "registry", "text"},
     "runs": {"core", "errors"},
     "results": {"core", "errors", "text"},
-    "tracking": {"errors", "registry", "runs", "text"},
+    "tracking": {"errors", "experiments", "registry", "runs", "text"},
     "experiments": _BELOW | {"fast"},
     "flower": _BELOW | {"experiments", "fast"},
     "trained": _BELOW | {"experiments", "results", "report"},

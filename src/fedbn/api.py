@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedbn.core.best_round import Validation, best_round, validation
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.method import Method
-from fedbn.core.plan import Plan, copied
-from fedbn.core.rounds import Record, RunState, initial_state
+from fedbn.core.plan import copied
+from fedbn.core.rounds import Record, initial_state
 from fedbn.data.arrays import Data, federation_of
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import (
@@ -27,7 +27,7 @@ from fedbn.experiments.configuration import (
 )
 from fedbn.experiments.jobs import Event, Job, Setting
 from fedbn.experiments.planner import Planner
-from fedbn.experiments.runner import reached, run_plan, start
+from fedbn.experiments.runner import Memory, reached, run_plan, start
 from fedbn.methods import parse_method
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
@@ -45,29 +45,6 @@ _AS_OBJECT = (
 
 
 _SEVERAL = ("methods", "quick", "reproduce", "seeds", "sweep")
-
-
-class _Memory:
-    """A sink that keeps the records and the state that counts: the last, or the best so far."""
-
-    def __init__(self, notes: Callable[[str], None], best: bool):
-        self.records: list[Record] = []
-        self.state: RunState | None = None
-        self._tell = notes
-        self._best = best
-        self._scores: Validation = {}
-
-    def note(self, plan: Plan, text: str) -> None:
-        """Pass on a remark."""
-        self._tell(text)
-
-    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        """Keep a round's numbers, and its state where it counts."""
-        self.records += records
-        self._scores |= validation(map(vars, records))
-        best = best_round(self._scores)
-        if not self._best or best in (0, state.round):
-            self.state = state
 
 
 @one_torch_thread()  # from the first operation on: in a forked child, a second thread never comes
@@ -137,36 +114,24 @@ def fit(
     if out is None:
         for text in planner.warnings:
             notes(text)
-        memory = _Memory(notes, experiment.evaluation.report == "best")
-        run_plan(plan, [memory], workers=workers)
+        memory = Memory(experiment.evaluation.report == "best")
+        run_plan(plan, memory, partial(_pass_on, notes), workers=workers)
         assert memory.state is not None
         return Result(plan, memory.state, tuple(memory.records), None)
-    return _fit_into(RunFolder(out), plan, job, planner, resume, workers, notes)
-
-
-def _fit_into(
-    folder: RunFolder,
-    plan: Plan,
-    job: Job,
-    planner: Planner,
-    resume: bool,
-    workers: int,
-    notes: Callable[[str], None],
-) -> Result:
-    def tell(event: Event) -> None:
-        if event.kind == "note":
-            notes(event.text)
-
+    folder = RunFolder(out)
     if not (resume and (folder.config.exists() or folder.request.exists())):
-        asked = job.setting.experiment.model_dump(exclude_unset=True, exclude_none=True)
-        folder.begin(asked)
+        folder.begin(experiment.model_dump(exclude_unset=True, exclude_none=True))
     with folder.locked():
-        start(job.setting.experiment, [job], planner, folder, tell, workers=workers)
+        start(experiment, [job], planner, folder, partial(_pass_on, notes), workers=workers)
     found = reached(job, folder, initial_state(plan))
     assert found is not None
-    file = folder.job(*job.key) / "metrics.jsonl"
-    records = tuple(Record(**record) for record in metrics.read(file))
-    return Result(plan, found.state, records, folder.path)
+    read = metrics.read(folder.job(*job.key) / "metrics.jsonl")
+    return Result(plan, found.state, tuple(Record(**r) for r in read), folder.path)
+
+
+def _pass_on(notes: Callable[[str], None], event: Event) -> None:
+    if event.kind == "note":
+        notes(event.text)
 
 
 def _named(data: str | Path | Data, model: Model | None, method: str | Method) -> dict[str, Any]:

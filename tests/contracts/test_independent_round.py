@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbn import methods, registry
-from fedbn.core.engine import run
 from fedbn.core.federation import Client, Federation
 from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator
 from fedbn.core.rounds import RunState, batches, participants
-from fedbn.fast import make_crew
+from fedbn.experiments.runner import run_plan
 from fedbn.methods import parse_method
 from fedbn.models.networks import mlp
 from independent_round import State, adam, federated_round, kept
@@ -80,14 +79,14 @@ def states(state: RunState, shared: State, homes: dict[str, State]) -> tuple[lis
 @pytest.mark.parametrize("method", [*registry.names(methods), "fedbn+prox+adam(0.05)"])
 def test_a_method_does_what_plain_torch_does(method: str, engine: str) -> None:
     made = plan(method, engine)
-    found, expected = states(run(made, make_crew=make_crew), *by_hand(made))
+    found, expected = states(run_plan(made), *by_hand(made))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", ["singleset", "fedavg", "silobn", "fedbn", "centralized"])
 def test_where_the_operations_are_the_same_so_are_the_bits(method: str) -> None:
     made = plan(method, "plain")
-    found, expected = states(run(made), *by_hand(made))
+    found, expected = states(run_plan(made), *by_hand(made))
     for one, other in zip(found, expected, strict=True):
         assert {n for n in one if not torch.equal(one[n], other[n])} == set()
 

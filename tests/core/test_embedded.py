@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from threading import Event
+from threading import Event as Signal
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.scoring import evaluate
 from fedbn.core.user_code import habits
 from fedbn.errors import Interrupted, TooFewClients
+from fedbn.experiments.jobs import Event
 from fedbn.experiments.runner import run_plan as run
 from fedbn.fast import allocator
 from fedbn.fast.weight_gradients import Helpers
@@ -31,24 +32,24 @@ from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_ru
 
 
 class Diary:
-    """A sink that writes everything down."""
+    """A listener that writes everything down."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.states: list[RunState] = []
         self.records: list[Record] = []
 
-    def note(self, plan: Plan, text: str) -> None:
-        self.notes.append(text)
-
-    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        self.states.append(state)
-        self.records += records
+    def __call__(self, event: Event) -> None:
+        if event.kind == "note":
+            self.notes.append(event.text)
+        elif event.kind == "round" and event.gave is not None:
+            self.states.append(event.gave.state)
+            self.records += event.gave.records
 
 
 def written(made: Plan, **how: object) -> tuple[RunState, Diary]:
     diary = Diary()
-    return run(made, [diary], **how), diary
+    return run(made, diary, **how), diary
 
 
 def from_disk(state: RunState) -> RunState:
@@ -165,7 +166,7 @@ def test_the_state_of_the_global_generator_does_not_matter(vectors: Federation):
 
 def test_results_come_in_order_whoever_is_first():
     """The first task waits for the second, so the second always arrives before it."""
-    second_done = Event()
+    second_done = Signal()
 
     def work(worker: str, item: int) -> int:
         if item == 0:
@@ -181,7 +182,7 @@ def test_results_come_in_order_whoever_is_first():
 def test_stopping_saves_the_round_that_is_done(vectors: Federation):
     diary = Diary()
     with pytest.raises(Interrupted, match="stopped after round 1 of 3"):
-        run(plan(fedbn(), vectors, rounds=3), [diary], stop=lambda: True)
+        run(plan(fedbn(), vectors, rounds=3), diary, stop=lambda: True)
     assert [state.round for state in diary.states] == [1]
 
 

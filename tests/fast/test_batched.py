@@ -12,7 +12,7 @@ from fedbn.core.federation import Federation, Split
 from fedbn.core.method import local
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import Record, Refusal, RunState, initial_state, run_round
-from fedbn.experiments.runner import run_plan as run
+from fedbn.experiments.runner import Memory, run_plan as run
 from fedbn.fast.stacked_models import unstackable
 from fedbn.fast.stacked_training import ROW_BY_ROW, Stacks, stack_size, unbatchable
 from fedbn.methods import parse_method
@@ -34,24 +34,11 @@ def doubled(data: Federation) -> Federation:
     return replace(data, clients=clients)
 
 
-class Records:
-    """A sink that keeps the numbers."""
-
-    def __init__(self) -> None:
-        self.found: list[Record] = []
-
-    def note(self, plan: Plan, text: str) -> None:
-        pass
-
-    def round_done(self, plan: Plan, state: RunState, records: list[Record]) -> None:
-        self.found += records
-
-
 def both(plan: Plan) -> tuple[tuple[RunState, list[Record]], tuple[RunState, list[Record]]]:
     found = []
     for engine in ("plain", "batched"):
-        sink = Records()
-        found.append((run(replace(plan, engine=engine), [sink]), sink.found))
+        memory = Memory()
+        found.append((run(replace(plan, engine=engine), memory), memory.records))
     return found[0], found[1]
 
 

@@ -12,11 +12,12 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedbn.core.engine import RoundCost
 from fedbn.core.federation import Federation, Split
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import Event, jobs
 from fedbn.experiments.planner import Planner
-from fedbn.experiments.runner import run_plan
+from fedbn.experiments.runner import Memory, run_plan
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.flower.membership import Expected
@@ -96,17 +97,6 @@ def few() -> Federation:
     return replace(digits(), clients=clients)
 
 
-class Memory:
-    def __init__(self):
-        self.records = []
-
-    def note(self, plan, text):
-        pass
-
-    def round_done(self, plan, state, records):
-        self.records += records
-
-
 def in_one_process(raw, federation: Federation | None = None, sites: Sequence[str] = SITES):
     """The same plan in the embedded engine, over the sites' data."""
     job = jobs(checked(raw))[0]
@@ -114,7 +104,7 @@ def in_one_process(raw, federation: Federation | None = None, sites: Sequence[st
     clients = tuple(c for name in sites for c in plan.federation.clients if c.name == name)
     plan = replace(plan, federation=replace(plan.federation, clients=clients))
     memory = Memory()
-    return plan, run_plan(plan, [memory], workers=1), memory.records
+    return plan, run_plan(plan, memory, workers=1), memory.records
 
 
 class Bench:
@@ -136,23 +126,33 @@ class Bench:
         return FakeGrid([self.site(name) for name in SITES], tamper)
 
     def run(
-        self, grid: FakeGrid, raw: dict | None = None, name: str = "run", **more: object
+        self,
+        grid: FakeGrid,
+        raw: dict | None = None,
+        name: str = "run",
+        *,
+        expected: Expected | None = None,
+        costs: Callable[[RoundCost], None] = lambda cost: None,
+        stop_after: int | None = None,
     ) -> RunFolder:
-        raw = raw or RAW
+        """Run; `costs` hears what each round took, the run stops after so many rounds of it."""
         folder = RunFolder(self.root / "runs" / name)
-        if not folder.config.exists():
-            folder.path.mkdir(parents=True, exist_ok=True)
+        folder.path.mkdir(parents=True, exist_ok=True)
         keys = {site.encode(): site for site in SITES}
-        expected = more.pop("expected", Expected(SITES, keys, len(SITES)))
-        service = Service(
-            "fed",
-            lambda: expected,
-            folder,
-            self.events.append,
-            limits=self.limits,
-            **more,  # type: ignore[arg-type]
-        )
-        serve(grid, checked(raw), service)
+        sites = expected or Expected(SITES, keys, len(SITES))
+        rounds: list[Event] = []
+
+        def hear(event: Event) -> None:
+            self.events.append(event)
+            if event.kind == "round":
+                rounds.append(event)
+                costs(event.gave.cost)
+
+        def stop() -> bool:
+            return len(rounds) == stop_after
+
+        service = Service("fed", lambda: sites, folder, hear, self.limits, stop)
+        serve(grid, checked(raw or RAW), service)
         return folder
 
     def notes(self) -> str:

@@ -26,9 +26,8 @@ LONG = {**RAW, "training": {"rounds": 4, "local_steps": 2}}
 
 def test_a_stopped_run_goes_on_bit_for_bit(bench: Bench) -> None:
     whole = bench.run(bench.grid(), LONG, "whole").metrics.read_text()
-    asked = iter([False, True])
     with pytest.raises(Interrupted, match="after round 2 of 4"):
-        bench.run(bench.grid(), LONG, "halved", stop=lambda: next(asked))
+        bench.run(bench.grid(), LONG, "halved", stop_after=2)
     again = bench.run(bench.grid(), LONG, "halved").metrics.read_text()
     assert again == whole
 
@@ -60,18 +59,16 @@ def test_a_finished_run_has_nothing_left_to_do(bench: Bench) -> None:
 
 
 def test_a_changed_configuration_is_refused(bench: Bench) -> None:
-    asked = iter([True])
     with pytest.raises(Interrupted):
-        bench.run(bench.grid(), LONG, stop=lambda: next(asked))
+        bench.run(bench.grid(), LONG, stop_after=1)
     other = {**LONG, "training": {"rounds": 4, "local_steps": 3}}
     with pytest.raises(ConfigError, match=r"changed since the run began: training\.local_steps"):
         bench.run(bench.grid(), other)
 
 
 def test_changed_data_at_a_site_is_refused(bench: Bench) -> None:
-    asked = iter([True])
     with pytest.raises(Interrupted):
-        bench.run(bench.grid(), LONG, stop=lambda: next(asked))
+        bench.run(bench.grid(), LONG, stop_after=1)
     grid = bench.grid()
     federation = grid.sites["photo"]._federation
     client = federation.clients[0]
@@ -96,9 +93,8 @@ def test_a_message_done_twice_gives_the_same_bytes(bench: Bench) -> None:
 
 def test_lost_batchnorm_stops_the_site_and_says_so(bench: Bench) -> None:
     grid = bench.grid()
-    asked = iter([True])
     with pytest.raises(Interrupted):
-        bench.run(grid, LONG, stop=lambda: next(asked))
+        bench.run(grid, LONG, stop_after=1)
     shutil.rmtree(bench.root / "sites" / "photo")
     bench.run(bench.grid(), LONG)
     assert "photo is left out: photo: BatchNorm of round 1 is not in" in bench.notes()
@@ -106,9 +102,8 @@ def test_lost_batchnorm_stops_the_site_and_says_so(bench: Bench) -> None:
 
 
 def test_damaged_batchnorm_is_named(bench: Bench) -> None:
-    asked = iter([True])
     with pytest.raises(Interrupted):
-        bench.run(bench.grid(), LONG, stop=lambda: next(asked))
+        bench.run(bench.grid(), LONG, stop_after=1)
     file = next((bench.root / "sites" / "photo").rglob("state.safetensors"))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -121,7 +116,7 @@ def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) ->
     grid = bench.grid()
     costs = []
 
-    def cost(plan, one):
+    def cost(one):
         costs.append(one)
         grid.away = {"photo"} if one.round in (1, 2) else set()
 
@@ -143,7 +138,7 @@ def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
     grid = bench.grid()
     costs = []
 
-    def cost(plan, one):
+    def cost(one):
         costs.append(one)
         grid.away = {"photo"}
 
@@ -169,7 +164,7 @@ def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:
     expected = Expected(names, {name.encode(): name for name in names}, 2)
     costs = []
 
-    def cost(plan, one):
+    def cost(one):
         costs.append(one)
         grid.away = set()
 
@@ -212,7 +207,7 @@ def test_a_run_that_stopped_remembers_who_came_late(bench: Bench) -> None:
         return made
 
     with pytest.raises(Interrupted):
-        bench.run(grid("faded"), LONG, expected=expected, stop=lambda: True)
+        bench.run(grid("faded"), LONG, expected=expected, stop_after=1)
     late = grid()
     bench.run(late, LONG, expected=expected)
     sent = next(m for s, m, a in late.log if s == "faded" and messages.SHARED in a.content)
@@ -222,7 +217,7 @@ def test_a_run_that_stopped_remembers_who_came_late(bench: Bench) -> None:
 def test_without_a_folder_batchnorm_is_in_flowers_memory(bench: Bench) -> None:
     grid = FakeGrid([bench.site(name, folder=None) for name in ("plain", "photo")])
     costs = []
-    bench.run(grid, costs=lambda plan, one: costs.append(one))
+    bench.run(grid, costs=costs.append)
     assert [one.sources["plain"] for one in costs] == ["fresh", "state"]
     grid = FakeGrid([bench.site(name, folder=None) for name in ("plain", "photo")])
     kept = bench.run(bench.grid(), name="disk").metrics.read_text()

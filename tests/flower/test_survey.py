@@ -158,7 +158,7 @@ def test_weights_that_changed_since_the_run_began_are_refused(bench: Bench, tmp_
     file = weights_of(tmp_path / "w.safetensors", 0.5)
     raw = {**RAW, "model": {"name": "small_cnn", "weights": str(file)}}
     with pytest.raises(Exception, match="stopped after round 1"):
-        bench.run(bench.grid(), raw, stop=lambda: True)
+        bench.run(bench.grid(), raw, stop_after=1)
     weights_of(file, 0.25)
     with pytest.raises(ConfigError, match=r"model\.weights changed since the run began"):
         bench.run(bench.grid(), raw)

@@ -11,6 +11,7 @@ import pytest
 
 from commanding import call, records
 from fedbn.errors import ConfigError
+from fedbn.experiments.jobs import Event
 from fedbn.runs.folder import RunFolder
 from fedbn.tracking import Job, Names, Tracking, find_trackers, numbers
 from scores import record
@@ -96,7 +97,7 @@ def test_rounds_before_and_after_a_resume_are_heard_once(finished: Path, own: Pa
     assert answer.code == 0, answer.err
     logged = [(line[1][0], line[2]) for line in heard(finished) if line[0] == "log"]
     assert sorted(logged) == [(m, n) for m in ("fedavg", "fedbn") for n in (1, 2, 3)]
-    assert [line[1][0] for line in heard(finished) if line[0] == "done"] == ["fedbn", "fedavg"]
+    assert [line[1][0] for line in heard(finished) if line[0] == "done"] == ["fedavg", "fedbn"]
 
 
 @pytest.mark.parametrize(("name", "said"), [("broken", "server is away"), ("breaks", "full")])
@@ -147,30 +148,31 @@ class Recorded:
 
     def __init__(self) -> None:
         self.rounds: list[tuple[Job, int]] = []
+        self.finished: list[Job] = []
 
     def log(self, job: Job, round: int, records: Sequence[Mapping[str, Any]]) -> None:
         self.rounds.append((job, round))
 
     def done(self, job: Job) -> None:
-        """Nothing to do."""
+        self.finished.append(job)
 
     def close(self) -> None:
         """Nothing to do."""
 
 
-def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
-    job: Job = ("fedbn", "default", 0)
-    file = RunFolder(tmp_path).job(*job) / "metrics.jsonl"
-    file.parent.mkdir(parents=True)
-    text = "".join(json.dumps(record(0.5, round=n)) + "\n" for n in (1, 2))
-    file.write_text(text[:-5])
+def test_earlier_rounds_are_told_with_the_later_ones_and_nothing_is_read(tmp_path: Path) -> None:
+    job, other = ("fedbn", "default", 0), ("fedavg", "default", 0)
+    folder = RunFolder(tmp_path / "run")
+    folder.begin({})
     tracker, said = Recorded(), []
-    followed = Tracking({"x": lambda f, c: tracker}, RunFolder(tmp_path), {}, [job], said.append)
-    followed.round_done(job)
-    assert tracker.rounds == [(job, 1)]
-    file.write_text(text)
-    followed.round_done(job)
-    assert tracker.rounds == [(job, 1), (job, 2)]
+    tracking = Tracking({"x": lambda f, c: tracker}, folder, said.append)
+    earlier = [record(0.5, round=n) for n in (1, 2)]
+    tracking(Event("begin", job, 3, 5))
+    tracking(Event("earlier", job, 2, 4, records=earlier))
+    tracking(Event("earlier", other, 1, 1, records=earlier[:1], over=True))
+    tracking(Event("round", job, 3, 4, records=[record(0.5, round=3)]))
+    assert tracker.rounds == [(job, 1), (job, 2), (other, 1), (job, 3)]
+    assert tracker.finished == [other]
     assert said == []
 
 

@@ -14,7 +14,7 @@ from fedbn.cli.console import emit, say
 from fedbn.cli.federation import Fed, data_section
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import show
-from fedbn.core.plan import Plan
+from fedbn.core.engine import RoundCost
 from fedbn.errors import ConfigError, FedbnError, Interrupted
 from fedbn.experiments import configuration
 from fedbn.experiments.jobs import Event
@@ -23,7 +23,7 @@ from fedbn.flower.credentials import Bundle, read_bundle
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import Order
-from fedbn.flower.messaging import Limits, RoundCost
+from fedbn.flower.messaging import Limits
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_app import Service
 from fedbn.flower.site import Site
@@ -165,9 +165,7 @@ class Running:
         place = server_app.run_folder(self.folder, self.name)
         self._sites()  # refuses a wrong number at once
         with Stopper() as stop, server_app.begun(place, self.raw):
-            service = Service(
-                self.folder.read().id, self._sites, place, tell, tell_cost, self.limits, stop
-            )
+            service = Service(self.folder.read().id, self._sites, place, tell, self.limits, stop)
             try:
                 server_app.run(self.folder, self.raw, service, self.where)
             except Interrupted as error:
@@ -183,13 +181,15 @@ def tell(event: Event) -> None:
     job = f"{event.job[0]} seed {event.job[2]}"
     if event.kind == "note":
         say(f"{job}: {event.text}")
-    elif event.kind == "begin" and event.round:
+    elif event.kind == "earlier" and event.round and not event.over:
         say(f"{job}: going on after round {event.round} of {event.rounds}")
     elif event.kind == "round":
+        if event.gave and event.gave.cost:
+            _tell_cost(event.gave.cost)
         say(f"{job}: round {event.round}/{event.rounds}  {_numbers(event)}")
 
 
-def tell_cost(plan: Plan, cost: RoundCost) -> None:
+def _tell_cost(cost: RoundCost) -> None:
     """Say what a round took."""
     sources = ", ".join(f"{site} {source}" for site, source in cost.sources.items())
     say(

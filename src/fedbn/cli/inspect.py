@@ -7,7 +7,6 @@ from math import prod
 from types import ModuleType
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.text import Text
 from torch import nn
@@ -18,7 +17,7 @@ import fedbn.models
 from fedbn import registry
 from fedbn.cli import console
 from fedbn.cli.console import Json, emit, print_table, print_text
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Federation, blank_client
 from fedbn.core.method import Method
 from fedbn.core.plan import materialize
 from fedbn.core.state import Entry, entries
@@ -89,8 +88,7 @@ def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
     example = (registry.facts(fedbn.models, name, "EXAMPLE") if known else None) or {}
     sizes = _shape(shape) if shape else example.get("input_shape", (3, 28, 28))
     count = classes or example.get("classes", 10)
-    blank = Split(torch.zeros(()).expand(2, *sizes), torch.zeros(2, dtype=torch.int64))
-    some = Federation("example", (Client("a", "a", blank, {"a": blank}),), ("?",) * count)
+    some = Federation("example", (blank_client("a", "a", sizes),), ("?",) * count)
     model = model_builder(ModelSection(name=name), some)()
     materialize(model, some)
     return model

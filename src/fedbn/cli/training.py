@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tomli_w
@@ -20,7 +20,7 @@ from fedbn.cli.progress import Lines, Progress, Stopper
 from fedbn.core.user_code import held_exits
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
-from fedbn.experiments.jobs import Event, Key
+from fedbn.experiments.jobs import to_all
 from fedbn.experiments.planner import Planner, resolved
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
@@ -29,7 +29,7 @@ from fedbn.results import figures
 from fedbn.results.aggregate import ScoreTable, Summary, summarize
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
-from fedbn.tracking import Make, Tracking, find_trackers
+from fedbn.tracking import Tracking, find_trackers
 
 app = console.commands()
 
@@ -81,17 +81,16 @@ def train(
     """Run, or go on running, in a folder that is held, and show how it goes."""
     keep_freed_memory()
     trackers = find_trackers(log)
-    listener = Following(make_progress(), trackers, folder)
+    progress = make_progress()
+    tracking = Tracking(trackers, folder, progress)
     try:
-        planner = Planner()
+        planner, listener = Planner(), to_all(progress, tracking)
         with held_exits():
             todo = prepare(experiment, planner)
-            listener.jobs = [job.key for job in todo]
-            ran = start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
-        listener.finish()
-        return ran
+            return start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
     finally:
-        listener.close()
+        tracking.close()
+        progress.close()
 
 
 def make_progress() -> Progress:
@@ -99,49 +98,6 @@ def make_progress() -> Progress:
     if not sys.stderr.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return Lines()
     return LiveView()
-
-
-class Following:
-    """Passes what a run tells on to the progress view and, with `--log`, to trackers.
-
-    Trackers are made when the run begins, once its configuration is on disk.
-    """
-
-    def __init__(self, progress: Progress, make: Mapping[str, Make], folder: RunFolder):
-        self._progress = progress
-        self._make = make
-        self._folder = folder
-        self._tracking: Tracking | None = None
-        self.jobs: Sequence[Key] = ()
-
-    def __call__(self, event: Event) -> None:
-        """Hear an event."""
-        self._progress(event)
-        if event.kind == "begin" and self._make:
-            self._tracking = self._begun(event.job)
-        elif self._tracking and event.kind == "round":
-            self._tracking.round_done(event.job)
-        elif self._tracking and event.kind == "done":
-            self._tracking.job_done(event.job)
-
-    def finish(self) -> None:
-        """All jobs are done: tell trackers of those that were done before."""
-        if self._tracking:
-            self._tracking.finish()
-
-    def close(self) -> None:
-        """The run ended, one way or another."""
-        if self._tracking:
-            self._tracking.close()
-        self._progress.close()
-
-    def _begun(self, job: Key) -> Tracking:
-        def tell(text: str) -> None:
-            again = f"`fedbn resume {self._folder.path} --log ...` logs the whole run later"
-            self._progress(Event("note", job, text=f"{text}; {again}", whole=True))
-
-        config = self._folder.read_request()
-        return Tracking(self._make, self._folder, config, self.jobs, tell)
 
 
 def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The embedded engine: all clients in this process, side by side on the cores.
+"""What an engine is, and the embedded one: all clients in this process, side by side on the cores.
 
 Clients pass through a few threads in a fixed order, so the number of workers changes the time a
 round takes and not one bit of its result.
@@ -6,16 +6,15 @@ round takes and not one bit of its result.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -46,7 +45,6 @@ from fedbn.core.scoring import (
 )
 from fedbn.core.state import entries
 from fedbn.core.user_code import habits
-from fedbn.errors import Interrupted
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -98,7 +96,6 @@ class Pool(Generic[S]):
         return self._threads.submit(work)
 
 
-log = logging.getLogger("fedbn")
 _WORTH_LOADING = 512
 
 
@@ -226,80 +223,141 @@ def cores() -> int:
 _PROCESS = os.getpid()
 
 
-class Sink(Protocol):
-    """Something that is told how a run goes."""
+@dataclass(frozen=True)
+class RoundCost:
+    """What a round took where clients are other machines.
 
-    def note(self, plan: Plan, text: str) -> None:
-        """Hear a remark, once."""
+    Attributes:
+        round: Its number.
+        seconds: From the first letter to the last answer.
+        beyond_training: Seconds in which no site trained or scored.
+        bytes_down: Sent to the sites, letters and shared parts.
+        bytes_up: Received from them.
+        sources: Where each site's BatchNorm came from.
+        left_out: Who was left out, and why.
+    """
 
-    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        """Take a finished round: its state and its numbers."""
+    round: int
+    seconds: float
+    beyond_training: float
+    bytes_down: int
+    bytes_up: int
+    sources: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def run(
-    plan: Plan,
-    sinks: Sequence[Sink] = (),
-    *,
-    start: RunState | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    make_crew: Callable[[Plan], Crew] = OneByOne,
-) -> RunState:
-    """Run a plan to its last round.
+@dataclass(frozen=True)
+class Round:
+    """What a round gave.
+
+    Attributes:
+        state: What the run holds after it; no local part where clients keep their own.
+        records: Its numbers; scores that arrive late are records of the round that they are about.
+        notes: What a user should hear of it.
+        facts: What a later process must know beside the state.
+        cost: What it took, where that is counted.
+        files: Further files of the job, by name.
+    """
+
+    state: RunState
+    records: Sequence[Record] = ()
+    notes: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    cost: RoundCost | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Does the rounds of one job; engines differ in how clients are reached, and in nothing else.
+
+    Clients may come and go between rounds; then, and only then, there is another plan.
+    """
+
+    @property
+    def plan(self) -> Plan:
+        """What is run."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is worth saying before the first round."""
+
+    def initial(self) -> RunState:
+        """The state before the first round."""
+
+    def resume(self, round: int, facts: Mapping[str, Any]) -> None:
+        """Go on after a round with what an earlier process knew (`Round.facts`)."""
+
+    def round(self, state: RunState) -> Round:
+        """Do the round that follows a state."""
+
+    def finish(self, state: RunState) -> Round:
+        """After the last round: what is still owed of it."""
+
+    def close(self) -> None:
+        """Let go of threads and memory."""
+
+
+class EmbeddedEngine:
+    """All clients in this process.
 
     Args:
-        plan: What to run.
-        sinks: Who is told.
-        start: The state to go on from; None for the beginning.
-        stop: Asked after each round; True ends the run with `Interrupted`.
+        plan: What is run.
         make_crew: Gives who trains and scores.
-
-    Returns:
-        The state after the last round.
     """
-    state = start or initial_state(plan)
-    federation = plan.federation.to(plan.training.device)
-    on_device = {client.name: client for client in federation.clients}
-    with one_torch_thread(), closing(make_crew(plan)) as crew:
-        _tell(sinks, plan, crew.notes)
 
-        def train(chosen: Sequence[Client], before: RunState) -> Iterable[Outcome]:
-            return crew.train([on_device[client.name] for client in chosen], before)
+    def __init__(self, plan: Plan, make_crew: Callable[[Plan], Crew] = OneByOne):
+        self.plan = plan
+        self._clients = plan.federation.to(plan.training.device).clients
+        with ExitStack() as stack:
+            stack.enter_context(one_torch_thread())
+            self._crew = stack.enter_context(closing(make_crew(plan)))
+            self._held = stack.pop_all()
+        self.notes = self._crew.notes
 
-        while state.round < plan.training.rounds:
-            state, report = run_round(plan, state, train)
-            records, refusals = round_records(plan, state.round, report), report.refusals
-            if plan.evaluates(state.round):
-                state, scores, unscored = _evaluated(plan, crew, federation.clients, state)
-                records, refusals = records + scores, refusals + unscored
-                _tell(sinks, plan, untrained_notes(plan, state.round, [*state.untrained]))
-            _tell(sinks, plan, [f"round {state.round}: {r.client}: {r.reason}" for r in refusals])
-            for sink in sinks:
-                sink.round_done(plan, state, records)
-            if stop() and state.round < plan.training.rounds:
-                raise Interrupted(f"stopped after round {state.round} of {plan.training.rounds}")
-    return state
+    def initial(self) -> RunState:
+        """The state before the first round."""
+        return initial_state(self.plan)
 
+    def resume(self, round: int, facts: Mapping[str, Any]) -> None:
+        """The state says it all."""
 
-def _evaluated(
-    plan: Plan, crew: Crew, clients: Sequence[Client], state: RunState
-) -> tuple[RunState, list[Record], list[Refusal]]:
-    """Score all clients; those that have not trained get statistics of their own data for it."""
-    waiting = [client for client in clients if client.name in state.untrained]
-    names = [client.name for client in waiting]
-    found = dict(zip(names, crew.measure(waiting, state), strict=True))
-    failed = [one for one in found.values() if isinstance(one, Refusal)]
-    packs = {name: one for name, one in found.items() if isinstance(one, Pack)}
-    state = replace(state, untrained={**state.untrained, **packs})
-    able = [client for client in clients if client.name not in found or client.name in packs]
-    scores, unscored = crew.score(able, state)
-    said = [untrained_record(plan, state.round, client.name, client.domain) for client in waiting]
-    return state, said + scores, failed + unscored
+    def round(self, state: RunState) -> Round:
+        """Train the clients that take part, combine, and score all where the plan says so."""
+        plan = self.plan
+        state, report = run_round(plan, state, self._train)
+        records, refusals = round_records(plan, state.round, report), report.refusals
+        notes: list[str] = []
+        if plan.evaluates(state.round):
+            state, scores, unscored = self._evaluated(state)
+            records, refusals = records + scores, refusals + unscored
+            notes += untrained_notes(plan, state.round, [*state.untrained])
+        notes += [f"round {state.round}: {r.client}: {r.reason}" for r in refusals]
+        return Round(state, records, notes)
 
+    def finish(self, state: RunState) -> Round:
+        """Every round has its scores already."""
+        return Round(state)
 
-def _tell(sinks: Sequence[Sink], plan: Plan, texts: Sequence[str]) -> None:
-    for sink in sinks:
-        for text in texts:
-            sink.note(plan, text)
+    def close(self) -> None:
+        """End the threads."""
+        self._held.close()
+
+    def _train(self, chosen: Sequence[Client], state: RunState) -> Iterable[Outcome]:
+        here = {client.name: client for client in self._clients}
+        return self._crew.train([here[client.name] for client in chosen], state)
+
+    def _evaluated(self, state: RunState) -> tuple[RunState, list[Record], list[Refusal]]:
+        """Score all clients; those that have not trained get statistics of their own data."""
+        waiting = [client for client in self._clients if client.name in state.untrained]
+        names = [client.name for client in waiting]
+        found = dict(zip(names, self._crew.measure(waiting, state), strict=True))
+        failed = [one for one in found.values() if isinstance(one, Refusal)]
+        packs = {name: one for name, one in found.items() if isinstance(one, Pack)}
+        state = replace(state, untrained={**state.untrained, **packs})
+        able = [c for c in self._clients if c.name not in found or c.name in packs]
+        scores, unscored = self._crew.score(able, state)
+        said = [untrained_record(self.plan, state.round, c.name, c.domain) for c in waiting]
+        return state, said + scores, failed + unscored
 
 
 @contextmanager

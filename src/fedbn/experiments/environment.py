@@ -1,7 +1,4 @@
-"""What a run must remember of its data, so that its models can be used where the data is not.
-
-Whether a run that is resumed is still the run that was begun.
-"""
+"""What a run was begun with: what its models need to be used, and whether it is still the same."""
 
 from __future__ import annotations
 
@@ -17,13 +14,14 @@ import torch
 
 from fedbn import __version__
 from fedbn.core.engine import cores
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Federation, blank_client
 from fedbn.errors import ConfigError, DamagedRun, DataError
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.schema import Experiment
 from fedbn.fast import chosen
 from fedbn.fast.allocator import granted
+from fedbn.runs.folder import RunFolder
 
 _EVERY = "all settings"
 
@@ -59,64 +57,88 @@ def facts_for(recorded: Mapping[str, dict[str, Any]], setting: str) -> dict[str,
 
 def sketch(facts: Mapping[str, Any]) -> Federation:
     """Make a federation of the same clients, classes and shapes, with two blank samples each."""
-    dtype = getattr(torch, facts["dtype"])
-    blank = Split(
-        torch.zeros((), dtype=dtype).expand(2, *facts["input_shape"]),
-        torch.zeros(2, dtype=torch.int64),
-    )
-    clients = tuple(
-        Client(name, domain, blank, {domain: blank}) for name, domain in _pairs(facts["clients"])
-    )
+    shape, dtype = facts["input_shape"], getattr(torch, facts["dtype"])
     return Federation(
         facts["name"],
-        clients,
+        tuple(blank_client(str(n), str(d), shape, dtype=dtype) for n, d in facts["clients"]),
         tuple(facts["classes"]),
         tuple(facts["remarks"]),
         preparation=dict(facts["preparation"]),
     )
 
 
-def _pairs(clients: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    return [(str(name), str(domain)) for name, domain in clients]
-
-
 _FREE = {"workers"}  # changes no result
 
 
 def environment_of(
-    config: Mapping[str, Any], todo: Sequence[Job], planner: Planner, directory: Path
+    config: Mapping[str, Any], todo: Sequence[Job], directory: Path, **more: Any
 ) -> dict[str, Any]:
     """Collect what a run's result depends on, and what helps to explain one.
 
     Args:
         config: The resolved configuration.
-        todo: The jobs, planned already.
-        planner: Holds their data.
+        todo: The jobs.
         directory: Where the run was started.
+        **more: What else this engine knows; `data` has a value a client that must stay the same.
     """
     import numpy
-    import torch
 
+    files = dict.fromkeys(job.setting.experiment.model.weights for job in todo)
     return {
         "config": config,
-        "data": planner.fingerprint(),
         "directory": str(directory),
-        "fast": chosen(planner.plan(todo[0])),
-        "inputs": facts_by_setting(
-            {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
-        ),
-        "memory": granted(),
         "seeds": config["seeds"],
-        "threads": {"cores": cores(), "torch_per_worker": 1},
         "versions": {
             "fedbn": __version__,
             "numpy": numpy.__version__,
             "platform": platform.platform(),
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
         },
-        "weights": _weights(todo),
+        "weights": {file: weights_hash(file) for file in files if file},
+        **more,
     }
+
+
+def embedded_facts(todo: Sequence[Job], planner: Planner) -> dict[str, Any]:
+    """Collect what is known where all data and all threads are in this process."""
+    return {
+        "data": planner.fingerprint(),
+        "fast": chosen(planner.plan(todo[0])),
+        "inputs": facts_by_setting(
+            {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
+        ),
+        "memory": granted(),
+        "threads": {"cores": cores(), "torch_per_worker": 1},
+    }
+
+
+def same_run(
+    folder: RunFolder, environment: Mapping[str, Any], come_and_go: bool = False
+) -> list[str]:
+    """Write down what a run begins with, or refuse one that is not the same any more.
+
+    Args:
+        folder: The run's.
+        environment: What it would go on with.
+        come_and_go: Whether clients may; the data of those that are here must be what it was.
+
+    Returns:
+        What else changed.
+    """
+    if not folder.config.exists():
+        folder.commit(environment["config"], environment)
+        return []
+    before = folder.read_environment()
+    if come_and_go:
+        both = before.get("data", {}).keys() & environment["data"].keys()
+        before, environment = (
+            {**e, "data": {name: e["data"][name] for name in sorted(both)}}
+            for e in (before, environment)
+        )
+    found = differences(before, environment)
+    folder.request.unlink(missing_ok=True)  # a kill may have left it
+    return found
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -141,9 +163,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _weights(todo: Sequence[Job]) -> dict[str, str]:
-    files = dict.fromkeys(job.setting.experiment.model.weights for job in todo)
-    return {f: hashlib.sha256(Path(f).read_bytes()).hexdigest() for f in files if f}
+def weights_hash(file: str) -> str:
+    """Hash the file that a model starts from."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"model.weights {file}: {error.strerror}") from error
 
 
 def _changed(

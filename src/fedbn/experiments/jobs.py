@@ -1,6 +1,7 @@
-"""The jobs of an experiment: one a method, a seed and a setting of its sweep.
+"""The jobs of an experiment, one a method, a seed and a setting of its sweep; and what they tell.
 
-What a running experiment tells: the same from this process and from worker processes.
+A run tells events, the same from this process and from worker processes. Who writes a run down,
+shows it or tracks it listens.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fedbn.core.engine import Round
 from fedbn.core.method import Method
-from fedbn.core.plan import Plan
-from fedbn.core.rounds import Record, RunState
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import PATHS, checked, placed
 from fedbn.experiments.schema import Experiment
@@ -88,10 +88,10 @@ def jobs(experiment: Experiment) -> list[Job]:
 
     A method that a setting does not change (FedAvg, when only mu varies) runs once.
     """
-    return [
-        Job(method_of(spec, setting), setting, key[2])
-        for key, (spec, setting) in named_jobs(experiment).items()
-    ]
+    named = named_jobs(experiment)
+    spoken = {key[:2]: one for key, one in named.items()}  # the same for every seed
+    methods = {key: method_of(*one) for key, one in spoken.items()}
+    return [Job(methods[key[:2]], setting, key[2]) for key, (_, setting) in named.items()]
 
 
 def method_of(spec: str, setting: Setting) -> Method:
@@ -178,20 +178,22 @@ class Event:
     """One thing that happened to one job.
 
     Attributes:
-        kind: The beginning (rounds of all jobs: done, and in all), a remark, a finished round, a
-            finished job, or a failure.
+        kind: The beginning (rounds of all jobs: done, and in all), what a job had done before it,
+            a remark, a finished round, a finished job, or a failure.
         job: Method, setting and seed.
         round: Rounds done.
         rounds: Rounds in all.
         text: The remark, or the error's line.
         whole: Whether the remark is about the whole run, and not about this job.
         exit_code: The failure's exit code.
-        records: The round's numbers.
+        records: The round's numbers; of a job that goes on, those of its earlier rounds.
         ahead: At the beginning: what is left of each job.
         beside: At the beginning: how many jobs run side by side.
+        over: Whether a job was finished before this part of the run.
+        gave: All that a round gave, or the end of a job: in the process that ran it, no other.
     """
 
-    kind: Literal["begin", "note", "round", "done", "failed"]
+    kind: Literal["begin", "earlier", "note", "round", "done", "failed"]
     job: Key
     round: int = 0
     rounds: int = 0
@@ -201,10 +203,12 @@ class Event:
     records: list[dict[str, Any]] = field(default_factory=list)
     ahead: list[Ahead] = field(default_factory=list)
     beside: int = 1
+    over: bool = False
+    gave: Round | None = None
 
     def to_line(self) -> str:
         """Render for a pipe."""
-        return json.dumps(asdict(self)) + "\n"
+        return json.dumps(asdict(replace(self, gave=None))) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Event:
@@ -217,19 +221,11 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-class Reporter:
-    """A sink that passes on what an engine tells as events."""
+def to_all(*listeners: Listener) -> Listener:
+    """Let several listen, each event in this order."""
 
-    def __init__(self, job: Job, listener: Listener):
-        self._key = job.key
-        self._tell = listener
+    def tell(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
 
-    def note(self, plan: Plan, text: str) -> None:
-        """Pass on a remark."""
-        self._tell(Event("note", self._key, text=text))
-
-    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        """Pass on a finished round."""
-        numbers = [asdict(record) for record in records]
-        rounds = plan.training.rounds
-        self._tell(Event("round", self._key, state.round, rounds, records=numbers))
+    return tell

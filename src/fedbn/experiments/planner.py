@@ -22,7 +22,7 @@ from fedbn.experiments.sources import data_name, load_federation, model_builder,
 from fedbn.fast.stacked_training import unbatchable
 
 _WORTH_STACKING = 10
-Engine = Literal["plain", "batched"]
+EngineName = Literal["plain", "batched"]
 
 
 class Planner:
@@ -39,50 +39,45 @@ class Planner:
         make_model: Callable[..., nn.Module] | None = None,
     ):
         self.warnings: list[str] = []
-        self.settled: Engine | None = None
-        self._engines: set[Engine] = set()
+        self.settled: EngineName | None = None
+        self._engines: set[EngineName] = set()
+        self._newest: tuple[Job, Plan] | None = None  # not more: each plan holds a model
         self._data: dict[str, Federation] = {}
         self._given = federation
         self._make_model = make_model
 
     @one_torch_thread()  # some ways to draw first weights depend on the threads
     def plan(self, job: Job) -> Plan:
-        """Make a job's plan and check it."""
+        """Make a job's plan and check it, once where it is asked for several times in a row."""
+        if self._newest is None or self._newest[0] is not job:
+            self._newest = None  # before another model is made
+            self._newest = (job, self._planned(job))
+        plan = self._newest[1]
+        engine = _engine(self.settled or job.setting.experiment.engine, plan)
+        if not job.method.pooled:  # one client: nothing to stack
+            self._engines.add(engine)
+        return plan if engine == plan.engine else replace(plan, engine=engine)
+
+    def _planned(self, job: Job) -> Plan:
         experiment = job.setting.experiment
-        federation = self.federation(experiment.data)
-        if experiment.evaluation.validation:
-            federation = with_validation(federation, experiment.evaluation.validation, job.seed)
-            _check_validation(federation, experiment.evaluation.validation)
-        training = training_of(experiment.training)
-        if training.min_clients > len(federation.clients):
+        federation, share = self.federation(experiment.data), experiment.evaluation.validation
+        if share:
+            federation = with_validation(federation, share, job.seed)
+            _check_validation(federation, share)
+        if experiment.training.min_clients > len(federation.clients):
             raise ConfigError(
-                f"training.min_clients = {training.min_clients}: "
+                f"training.min_clients = {experiment.training.min_clients}: "
                 f"{federation.name} has {len(federation.clients)} clients"
             )
-        if job.method.pooled:
-            training = replace(training, min_clients=1)  # pooled data is one client
-        plan = Plan(
-            method=job.method,
-            federation=federation.pooled() if job.method.pooled else federation,
-            model=model_builder(experiment.model, federation, self._make_model),
-            training=training,
-            seed=job.seed,
-            setting=job.setting.name,
-            evaluate_every=experiment.evaluation.every,
-        )
-        for text in named_files(experiment.model.weights, experiment.model):
-            self.warnings += [] if text in self.warnings else [text]
-        plan.check(experiment.method.allow_no_batchnorm)
+        plan = plan_of(job, federation, self._make_model)
         if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
             raise ConfigError(
                 f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
                 f"there are {plan.clients_a_round}"
             )
-        self.warnings += [text for text in remarks(plan) if text not in self.warnings]
-        engine = _engine(self.settled or experiment.engine, plan)
-        if not job.method.pooled:  # one client: nothing to stack
-            self._engines.add(engine)
-        return plan if engine == plan.engine else replace(plan, engine=engine)
+        named = named_files(experiment.model.weights, experiment.model)
+        self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
+        return plan
 
     def settle(self) -> None:
         """Let one engine serve all jobs of a run: stacks, where every plan so far takes them.
@@ -108,6 +103,36 @@ class Planner:
         return {f"{c} of data {i}": h for i, one in enumerate(found, 1) for c, h in one.items()}
 
 
+def plan_of(
+    job: Job,
+    federation: Federation,
+    make_model: Callable[..., nn.Module] | None = None,
+    device: str | None = None,
+) -> Plan:
+    """Make and check a job's plan for data that is split into training and validation already.
+
+    Args:
+        job: What is run.
+        federation: Whose data, or stand-ins for it.
+        make_model: Makes the model, in place of what the configuration names.
+        device: In place of the configuration's; who trains nothing needs no GPU.
+    """
+    experiment, pooled = job.setting.experiment, job.method.pooled
+    chosen = {} if device is None else {"device": device}
+    training = training_of(experiment.training.model_copy(update=chosen))
+    plan = Plan(
+        method=job.method,
+        federation=federation.pooled() if pooled else federation,
+        model=model_builder(experiment.model, federation, make_model),
+        training=replace(training, min_clients=1) if pooled else training,  # pooled: one client
+        seed=job.seed,
+        setting=job.setting.name,
+        evaluate_every=experiment.evaluation.every,
+    )
+    plan.check(experiment.method.allow_no_batchnorm)
+    return plan
+
+
 def _said(section: DataSection, federation: Federation) -> list[str]:
     """What a user should hear of the data: how a path was read, and what it is not."""
     sentence = data_name(section)[1]
@@ -115,7 +140,7 @@ def _said(section: DataSection, federation: Federation) -> list[str]:
     return [*([sentence] if sentence else []), *named, *federation.remarks]
 
 
-def _engine(asked: str, plan: Plan) -> Engine:
+def _engine(asked: str, plan: Plan) -> EngineName:
     """Choose the engine: stacks pay from about ten clients on, where the model can be stacked.
 
     Left to us, only with SGD: adaptive optimisers blow rounding differences up (the gradient of a

@@ -1,12 +1,9 @@
-"""A worker process: runs jobs of a run folder, one thread each, as its parent names them.
-
-Started by `fedbn.experiments.crew`; reads a job a line from its standard input and writes events,
-a line each. When its input ends, because the parent is gone, it ends too.
-
-Jobs side by side: a few worker processes, each running whole jobs on one core.
+"""Jobs side by side: a few worker processes, each running whole jobs on one core.
 
 Two jobs on one core each finish sooner than one job on two cores, because nothing waits for the
-slowest client of a round. The bits are the same either way.
+slowest client of a round. The bits are the same either way. A worker reads a job a line from its
+standard input and writes events, a line each; when its input ends, because the parent is gone, it
+ends too.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from os import _exit
 from queue import Empty, SimpleQueue
 from typing import TextIO
@@ -63,7 +61,7 @@ def main(path: str, trust: Sequence[str]) -> None:
         path: The run folder.
         trust: The modules that the parent trusts; what the folder says of that does not count.
     """
-    from fedbn.experiments.runner import execute
+    from fedbn.experiments.runner import Run, embedded_job, execute
 
     registry.trust(trust)
     if "FEDBN_DEBUG" in os.environ:
@@ -74,18 +72,20 @@ def main(path: str, trust: Sequence[str]) -> None:
     os.dup2(2, 1)  # what a user's model prints must not mix with the events
     keep_freed_memory()
     orders = Orders(sys.stdin)
-    folder, planner = RunFolder(path), Planner()
+    folder = RunFolder(path)
     known: dict[Key, Job] = {}
 
     def tell(event: Event) -> None:
         events.write(event.to_line())
 
+    maker = partial(embedded_job, planner=Planner(), workers=1)
+    run = Run(folder, maker, tell, orders.stopping.is_set)
     while True:
         key = orders.jobs.get()
         try:
             known = known or _jobs(folder)
             with held_exits():
-                execute(known[key], planner, folder, tell, workers=1, stop=orders.stopping.is_set)
+                execute(known[key], run)
         except BaseException as error:
             tell(_failure(key, error))
             if not isinstance(error, Interrupted):
@@ -101,10 +101,6 @@ def _failure(key: Key, error: BaseException) -> Event:
         return Event("failed", key, text=str(error), exit_code=error.exit_code)
     log.debug("not foreseen", exc_info=error)
     return Event("failed", key, text=unforeseen(error), exit_code=FedbnError.exit_code)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
 
 
 _LOOK_SECONDS = 0.2  # how often a request to stop is looked for while nothing happens
@@ -241,3 +237,7 @@ def _error(event: Event) -> FedbnError:
 def _below(kind: type[FedbnError]) -> list[type[FedbnError]]:
     """All error classes, the general after the special, so that the general one wins."""
     return [c for sub in kind.__subclasses__() for c in _below(sub)] + [kind]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,28 +1,161 @@
-"""One job from start, or from its newest checkpoint, to its end; and the state that it gives.
+"""The run: one loop over jobs and rounds for every engine, and the one place that writes them down.
 
-Run a whole experiment into a run folder, from the beginning or from where it stopped.
+A run tells events; who writes, shows or tracks it listens. It goes on where it stopped.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedbn import fast
 from fedbn.core.best_round import Validation, best_round, validation
-from fedbn.core.engine import Sink, cores, run
+from fedbn.core.engine import EmbeddedEngine, Engine, RoundCost, cores
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import Record, RunState, initial_state
+from fedbn.core.rounds import Record, RunState
 from fedbn.errors import DamagedRun, Interrupted
-from fedbn.experiments.environment import differences, environment_of
-from fedbn.experiments.jobs import Ahead, Event, Job, Listener, Reporter, jobs
+from fedbn.experiments.environment import embedded_facts, environment_of, same_run
+from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
 from fedbn.experiments.planner import Planner, resolved, training_of
 from fedbn.experiments.process_pool import run_side_by_side
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder, explained, write_atomically
+
+Note = Callable[[str], None]
+
+# The numbers that a round gives itself where its scores follow with the answers of the next one.
+_OWN = ("training_loss", "refused")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the jobs of a run have in common.
+
+    Attributes:
+        folder: Where they are written.
+        make_engine: Makes a job's engine, and is given who hears its remarks.
+        listener: Hears how it goes.
+        stop: Asked after each round; True ends the run with its state saved.
+        work: What a round of a job takes, beside other jobs'.
+        workers: How many jobs run side by side at most, in processes of their own.
+        late_scores: Whether a round's scores come with the next one's answers.
+    """
+
+    folder: RunFolder
+    make_engine: Callable[[Job, Note], Engine]
+    listener: Listener
+    stop: Callable[[], bool] = lambda: False
+    work: Callable[[Job], float] = lambda job: 1.0
+    workers: int = 1
+    late_scores: bool = False
+
+    def writer(self, job: Job) -> Writer:
+        """Who writes a job down."""
+        best = job.setting.experiment.evaluation.report == "best"
+        return Writer(self.folder.job(*job.key), best, self.late_scores)
+
+
+class Writer:
+    """A listener that puts a job's rounds on disk: first their numbers, then the state.
+
+    Args:
+        place: The job's folder.
+        keep_best: Whether the state of the best round is kept too.
+        late_scores: Whether a round's scores come with the next one's answers.
+    """
+
+    def __init__(self, place: Path, keep_best: bool = False, late_scores: bool = False):
+        self._place, self._late = place, late_scores
+        self._metrics, self._costs = place / "metrics.jsonl", place / "rounds.jsonl"
+        self._best = keep_best
+        self._scores: Validation = {}
+
+    def __call__(self, event: Event) -> None:
+        """Write a round down, or what is left to say at a job's end."""
+        if event.gave is None:
+            return
+        gave = event.gave
+        if gave.records:
+            metrics.append(self._metrics, "".join(map(metrics.line, gave.records)).encode())
+        self._scores |= validation(event.records) if self._best else {}
+        if gave.cost is not None:
+            metrics.append(self._costs, (json.dumps(asdict(gave.cost)) + "\n").encode())
+        for name, content in gave.files.items():
+            write_atomically(self._place / name, content)
+        if event.kind == "round":
+            method, setting, seed = event.job
+            facts = {"method": method, "setting": setting, "seed": seed, **gave.facts}
+            checkpoints.save(self._place, gave.state, facts, best=self._best_round)
+
+    def resume(self, engine: Engine) -> tuple[RunState, list[str]]:
+        """Find the state to go on from, and what was damaged of newer ones."""
+        with explained(self._place):
+            self._place.mkdir(parents=True, exist_ok=True)
+        state, damaged = checkpoints.newest(self._place, engine.initial())
+        self.trim(state.round if state else 0)
+        if state is None:
+            return engine.initial(), damaged
+        place = checkpoints.place_of(self._place, state.round)
+        engine.resume(state.round, checkpoints.read_manifest(place))
+        return state, damaged
+
+    def done(self) -> int:
+        """Count the rounds that are safely on disk."""
+        return checkpoints.whole_round(self._place)
+
+    def finished(self, done: int, rounds: int) -> bool:
+        """Tell whether all rounds are done, and scored."""
+        return done >= rounds and (
+            not self._late
+            or any(r["round"] == rounds and r["metric"] not in _OWN for r in self.records())
+        )
+
+    def records(self) -> list[dict[str, Any]]:
+        """Read what earlier processes wrote."""
+        return metrics.read(self._metrics)
+
+    def trim(self, done: int, finished: bool = False) -> None:
+        """Drop what a kill left beside the rounds that are done: it comes again."""
+        metrics.keep_until(self._metrics, done)
+        kept = self.records() if self._best or self._late else []
+        self._scores = validation(kept) if self._best else {}
+        checkpoints.forget_before(self._place, done, best=self._best_round)
+        if self._late and not finished:  # the scores of the last round come again too
+            metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
+            own = [r for r in kept if r["round"] < done or r["metric"] in _OWN]
+            if self._metrics.exists():
+                text = "".join(metrics.line(Record(**record)) for record in own)
+                write_atomically(self._metrics, text.encode())
+
+    def _best_round(self, until: int) -> int:
+        return best_round(self._scores, until)
+
+
+class Memory:
+    """A listener that keeps the numbers of one job, and its state: the last, or the best so far."""
+
+    def __init__(self, keep_best: bool = False):
+        self.records: list[Record] = []
+        self.state: RunState | None = None
+        self._best = keep_best
+        self._scores: Validation = {}
+
+    def __call__(self, event: Event) -> None:
+        """Keep a round's numbers, and its state where it counts."""
+        if event.gave is None:
+            return
+        self.records += event.gave.records
+        self._scores |= validation(event.records)
+        if not self._best or best_round(self._scores) in (0, event.round):
+            self.state = event.gave.state
 
 
 @dataclass(frozen=True)
@@ -40,92 +173,6 @@ class Reached:
     damaged: tuple[str, ...]
 
 
-class Recorder:
-    """A sink that puts every finished round on disk: first its numbers, then its state.
-
-    Args:
-        place: The job's folder.
-        scores: What is known of its rounds, where the best one is kept; None to keep none.
-    """
-
-    def __init__(self, place: Path, scores: Validation | None = None):
-        self._place = place
-        self._scores = scores
-
-    def note(self, plan: Plan, text: str) -> None:
-        """Remarks are not kept."""
-
-    def round_done(self, plan: Plan, state: RunState, records: Sequence[Record]) -> None:
-        """Write the round down."""
-        text = "".join(metrics.line(record) for record in records)
-        metrics.append(self._place / "metrics.jsonl", text.encode())
-        facts = {"method": plan.method.name, "setting": plan.setting, "seed": plan.seed}
-        checkpoints.save(self._place, state, facts, best=self._best(records))
-
-    def _best(self, records: Sequence[Record]) -> checkpoints.Best:
-        if self._scores is None:
-            return checkpoints.no_best
-        self._scores |= validation(map(vars, records))
-        return partial(best_round, self._scores)
-
-
-def run_plan(
-    plan: Plan,
-    sinks: Sequence[Sink] = (),
-    *,
-    start: RunState | None = None,
-    workers: int = 0,
-    stop: Callable[[], bool] = lambda: False,
-) -> RunState:
-    """Run a plan to its last round in this process, as fast as it may be.
-
-    Args:
-        plan: What to run.
-        sinks: Who is told.
-        start: The state to go on from; None for the beginning.
-        workers: Cores to use; 0 for all. Changes no result.
-        stop: Asked after each round; True ends the run with `Interrupted`.
-    """
-    crew = partial(fast.make_crew, workers=workers)
-    return run(plan, sinks, start=start, stop=stop, make_crew=crew)
-
-
-def execute(
-    job: Job,
-    planner: Planner,
-    folder: RunFolder,
-    listener: Listener,
-    *,
-    workers: int = 0,
-    stop: Callable[[], bool] = lambda: False,
-) -> RunState:
-    """Run a job, or the rest of it, writing into the run folder."""
-    plan = planner.plan(job)
-    place = folder.job(*job.key)
-    with explained(place):
-        place.mkdir(parents=True, exist_ok=True)
-    start, damaged = checkpoints.newest(place, initial_state(plan))
-    for text in damaged:
-        listener(Event("note", job.key, text=f"{text}; going on from the one before it"))
-    metrics.keep_until(place / "metrics.jsonl", start.round if start else 0)
-    sinks: list[Sink] = [Recorder(place, _scores(job, place)), Reporter(job, listener)]
-    state = run_plan(plan, sinks, start=start, workers=workers, stop=stop)
-    listener(Event("done", job.key, state.round, plan.training.rounds))
-    return state
-
-
-def tidy(job: Job, folder: RunFolder, done: int) -> None:
-    """Drop what a kill left of a job beside the rounds that are done."""
-    place = folder.job(*job.key)
-    metrics.keep_until(place / "metrics.jsonl", done)
-    checkpoints.forget_before(place, done, best=partial(best_round, _scores(job, place) or {}))
-
-
-def rounds_done(job: Job, folder: RunFolder) -> int:
-    """Count the rounds of a job that are safely on disk."""
-    return checkpoints.whole_round(folder.job(*job.key))
-
-
 def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
     """Find the state that a job gives: the newest, or the best where `evaluation.report` says so.
 
@@ -139,8 +186,9 @@ def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
     state, damaged = checkpoints.newest(place, like, lazy=True)
     if state is None:
         return None
-    done = state.round
-    best = best_round(_scores(job, place) or {}, done) or done
+    done = best = state.round
+    if job.setting.experiment.evaluation.report == "best":
+        best = best_round(validation(metrics.read(place / "metrics.jsonl")), done) or done
     if best != done:
         try:
             state = checkpoints.load(checkpoints.place_of(place, best), like)
@@ -149,10 +197,68 @@ def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
     return Reached(state, done, tuple(damaged))
 
 
-def _scores(job: Job, place: Path) -> Validation | None:
-    if job.setting.experiment.evaluation.report == "last":
-        return None
-    return validation(metrics.read(place / "metrics.jsonl"))
+def rounds_of(
+    engine: Engine, key: Key, start: RunState, tell: Listener, stop: Callable[[], bool]
+) -> RunState:
+    """Do a job's rounds from a state on, to its end."""
+    state, rounds = start, engine.plan.training.rounds
+    for text in engine.notes:
+        tell(Event("note", key, text=text))
+    while state.round < rounds:
+        gave = engine.round(state)
+        state = gave.state
+        _tell(Event("round", key, state.round, rounds, gave=gave), tell)
+        if stop() and state.round < rounds:
+            raise Interrupted(f"stopped after round {state.round} of {rounds}")
+    _tell(Event("done", key, state.round, rounds, gave=engine.finish(state)), tell)
+    return state
+
+
+def _tell(event: Event, tell: Listener) -> None:
+    assert event.gave is not None
+    for text in event.gave.notes:
+        tell(Event("note", event.job, text=text))
+    tell(replace(event, records=[asdict(record) for record in event.gave.records]))
+
+
+def run_plan(
+    plan: Plan,
+    *listeners: Listener,
+    start: RunState | None = None,
+    workers: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> RunState:
+    """Run a plan to its last round in this process, as fast as it may be.
+
+    Args:
+        plan: What to run.
+        *listeners: Who is told.
+        start: The state to go on from; None for the beginning.
+        workers: Cores to use; 0 for all. Changes no result.
+        stop: Asked after each round; True ends the run with `Interrupted`.
+    """
+    key = (plan.method.name, plan.setting, plan.seed)
+    with closing(embedded(plan, workers)) as engine:
+        return rounds_of(engine, key, start or engine.initial(), to_all(*listeners), stop)
+
+
+def embedded(plan: Plan, workers: int) -> EmbeddedEngine:
+    """Make the engine of this process, as fast as it may be."""
+    return EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))
+
+
+def execute(job: Job, run: Run) -> None:
+    """Run a job, or the rest of it, writing into the run folder."""
+
+    def note(text: str) -> None:
+        run.listener(Event("note", job.key, text=text))
+
+    writer = run.writer(job)
+    with closing(run.make_engine(job, note)) as engine:
+        start, damaged = writer.resume(engine)
+        for text in damaged:
+            note(f"{text}; going on from the one before it")
+        rounds_of(engine, job.key, start, to_all(writer, run.listener), run.stop)
 
 
 def prepare(experiment: Experiment, planner: Planner) -> list[Job]:
@@ -177,7 +283,7 @@ def start(
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Begin or continue a run.
+    """Begin or continue a run in this process and its worker processes.
 
     Args:
         experiment: The configuration.
@@ -191,68 +297,59 @@ def start(
     Returns:
         False where there was nothing left to do.
     """
-    federation = planner.federation(todo[0].setting.experiment.data)
-    config = resolved(experiment, federation)
+    config = resolved(experiment, planner.federation(todo[0].setting.experiment.data))
     if planner.settled:
         config["engine"] = planner.settled
-    environment = environment_of(config, todo, planner, folder.directory())
-    notes = list(planner.warnings)
-    if folder.config.exists():
-        notes += differences(folder.read_environment(), environment)
-    else:
-        folder.commit(config, environment)
-    folder.request.unlink(missing_ok=True)
-    for text in notes:
+    facts = embedded_facts(todo, planner)
+    notes = same_run(folder, environment_of(config, todo, folder.directory(), **facts))
+    for text in [*planner.warnings, *notes]:
         listener(Event("note", todo[0].key, text=text, whole=True))
     count = workers or experiment.workers or cores()
-    return run_jobs(todo, planner, folder, listener, workers=count, stop=stop)
+    maker = partial(embedded_job, planner=planner, workers=count)
+    return run_jobs(todo, Run(folder, maker, listener, stop, partial(work, planner=planner), count))
 
 
-def run_jobs(
-    todo: list[Job],
-    planner: Planner,
-    folder: RunFolder,
-    listener: Listener,
-    *,
-    workers: int,
-    stop: Callable[[], bool] = lambda: False,
-) -> bool:
+def embedded_job(job: Job, note: Note, planner: Planner, workers: int) -> EmbeddedEngine:
+    """Make the engine of a job in this process; the planner has its remarks."""
+    return embedded(planner.plan(job), workers)
+
+
+def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     """Run what is left of the jobs, side by side where that is faster."""
-    done = {job.key: rounds_done(job, folder) for job in todo}
+    writers = {job.key: run.writer(job) for job in todo}
+    done = {key: writer.done() for key, writer in writers.items()}
     lengths = {job.key: job.setting.experiment.training.total_rounds for job in todo}
-    left = [job for job in todo if done[job.key] < lengths[job.key]]
+    over = {key for key, one in writers.items() if one.finished(done[key], lengths[key])}
+    left = [job for job in todo if job.key not in over]
     on_cpu = all(job.setting.experiment.training.device == "cpu" for job in left)
-    beside = min(workers, len(left)) if on_cpu else 1
-    ahead = [Ahead(j.key, lengths[j.key] - done[j.key], work(j, planner)) for j in left]
+    beside = min(run.workers, len(left)) if on_cpu else 1
+    ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())
-    listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
-    for job in todo:
-        tidy(job, folder, done[job.key])
-    whole = Assembly(folder, todo, {job.key for job in todo} - {job.key for job in left})
-
-    def tell(event: Event) -> None:
-        listener(event)
-        whole.hear(event)
-
+    run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
+    for key, writer in writers.items():
+        writer.trim(done[key], key in over)
+    tell = to_all(Assembly(run.folder.metrics, [*writers]), run.listener)
+    for key, writer in writers.items():
+        known = writer.records()
+        tell(Event("earlier", key, done[key], lengths[key], records=known, over=key in over))
+    run = replace(run, listener=tell)
     if beside > 1:
         text = f"{len(left)} runs, {beside} side by side, one core each"
         tell(Event("note", left[0].key, text=text, whole=True))
-        run_side_by_side(left, folder, tell, workers, stop)
+        run_side_by_side(left, run.folder, tell, run.workers, run.stop)
     else:
         for job in left:
-            if stop():
+            if run.stop():
                 raise Interrupted("stopped between two jobs")
-            execute(job, planner, folder, tell, workers=workers, stop=stop)
+            execute(job, run)
     return bool(left)
 
 
 def work(job: Job, planner: Planner) -> float:
     """Count the samples that pass the model in a round; without gradients one costs a third."""
     experiment = job.setting.experiment
-    training, clients = (
-        training_of(experiment.training),
-        planner.federation(experiment.data).clients,
-    )
+    training = training_of(experiment.training)
+    clients = planner.federation(experiment.data).clients
     largest = max(len(client.train) for client in clients)
     passed = 0.0
     for client in clients:
@@ -263,31 +360,29 @@ def work(job: Job, planner: Planner) -> float:
 
 
 class Assembly:
-    """Grows the run's `metrics.jsonl` from the jobs' own files, in the order of the jobs."""
+    """A listener that grows the run's `metrics.jsonl` in the order of the jobs, whoever is first.
 
-    def __init__(self, folder: RunFolder, order: list[Job], finished: set[tuple[str, str, int]]):
-        self._target = folder.metrics
-        self._left = [(job.key, folder.job(*job.key) / "metrics.jsonl") for job in order]
-        self._finished = set(finished)
-        self._read = 0
-        write_atomically(self._target, b"")
-        self._advance()
+    What arrives out of turn waits in memory.
+    """
 
-    def hear(self, event: Event) -> None:
-        """Take note of a finished round or job."""
-        if event.kind == "done":
+    def __init__(self, file: Path, order: Sequence[Key]):
+        self._file = file
+        self._waiting: dict[Key, list[str]] = {key: [] for key in order}
+        self._finished: set[Key] = set()
+        write_atomically(file, b"")
+
+    def __call__(self, event: Event) -> None:
+        """Take the numbers of a job."""
+        if event.kind not in ("earlier", "round", "done"):
+            return
+        self._waiting[event.job] += [metrics.line(Record(**record)) for record in event.records]
+        if event.over or event.kind == "done":
             self._finished.add(event.job)
-        if event.kind in ("round", "done"):
-            self._advance()
-
-    def _advance(self) -> None:
-        while self._left:
-            key, file = self._left[0]
-            if file.exists():
-                content = metrics.read_from(file, self._read)
-                metrics.append(self._target, content)
-                self._read += len(content)
+        while self._waiting:
+            key, lines = next(iter(self._waiting.items()))
+            if lines:
+                metrics.append(self._file, "".join(lines).encode())
+                lines.clear()
             if key not in self._finished:
                 return
-            self._left.pop(0)
-            self._read = 0
+            del self._waiting[key]

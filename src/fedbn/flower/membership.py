@@ -1,7 +1,4 @@
-"""Who takes part: sites known by their keys, asked what they are before the first round.
-
-Who is here from round to round: sites that go and come back, and sites that are new.
-"""
+"""Who takes part: sites known by their keys, asked what they are, that go, come back or are new."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from fedbn import __version__
 from fedbn.errors import FedbnError, TooFewClients
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order
-from fedbn.flower.messaging import Grid, Letter, Limits, ask
+from fedbn.flower.messaging import Grid, Letter, Limits, Mail, ask
 
 _HELLO_SECONDS = 120.0
 
@@ -241,6 +238,10 @@ class Attendance:
         self._limits, self._note = limits, note
         self._gone: dict[str, float] = {}
         self.roster = roster
+
+    def ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
+        """Send letters for a round, and wait for the answers."""
+        return ask(self._grid, letters, group, self._limits.round, self._limits)
 
     def members(self) -> tuple[Member, ...]:
         """All sites that were ever accepted, in the federation's order."""

@@ -1,21 +1,15 @@
 """What server and sites say to each other: one JSON document a message, checked on both sides.
 
-The shared part of a model as bytes, and back: exactly the layout's entries, nothing else.
-
 A state travels as one safetensors file inside one Flower array, because Flower sends every array of
 a record by requests of its own. What arrives is measured before it is read, and then must have
 exactly the names, shapes and dtypes of the layout: a BatchNorm tensor smuggled in is refused.
 
-Plans where no machine has all the data: a stand-in for every site but one's own.
-
-The only module of this package that knows about configurations. A stand-in has a site's name, its
-domain and its number of samples, and no samples: the core counts steps and weights by it as it does
-by real data.
+No machine has all the data: every site but one's own is a stand-in with its name, its domain and
+its number of samples, by which the core counts steps and weights as it does by real data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -23,20 +17,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import safetensors
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load as from_bytes, save as to_bytes
 
 from fedbn import __version__
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation, blank_client
 from fedbn.core.packing import Pack, StateLayout
-from fedbn.core.plan import Plan
 from fedbn.errors import ConfigError, FedbnError, ModelError
 from fedbn.experiments.configuration import checked
+from fedbn.experiments.environment import weights_hash
 from fedbn.experiments.jobs import Job, Setting
-from fedbn.experiments.planner import training_of
-from fedbn.experiments.sources import model_builder
 from fedbn.methods import parse_method
 from fedbn.registry import Held
 
@@ -286,6 +277,7 @@ def order_of(job: Job, federation: str, run: str) -> Order:
     if training.local_steps is not None:
         del raw["training"]["local_epochs"]
     method, setting, seed = job.key
+    weights = job.setting.experiment.model.weights
     return Order(
         kind="hello",
         federation=federation,
@@ -295,7 +287,7 @@ def order_of(job: Job, federation: str, run: str) -> Order:
         seed=seed,
         experiment={**raw, "data": {}, "sweep": {}},
         version=__version__,
-        weights=weights_hash(job),
+        weights=weights_hash(weights) if weights else "",
     )
 
 
@@ -310,19 +302,9 @@ def job_of(order: Order, device: str | None = None, weights: Path | None = None)
     experiment = checked(raw, held.file, held)
     method = parse_method(order.method, {"mu": experiment.method.mu}, held)
     job = Job(method, Setting(order.setting, experiment), order.seed)
+    check_job(job)
     _check_weights(job, order)
     return job
-
-
-def weights_hash(job: Job) -> str:
-    """Hash the file that a job's model starts from; empty where there is none."""
-    file = job.setting.experiment.model.weights
-    if file is None:
-        return ""
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"model.weights {file}: {error.strerror}") from error
 
 
 def _check_weights(job: Job, order: Order) -> None:
@@ -335,7 +317,7 @@ def _check_weights(job: Job, order: Order) -> None:
             f"model.weights {file} is not at this site: bring the file here and join with "
             f"--weights FILE (its sha256: {order.weights[:16]})"
         )
-    found = weights_hash(job)
+    found = weights_hash(file)
     if found != order.weights:
         raise ConfigError(
             f"model.weights {file}: {found[:16]} at this site, {order.weights[:16]} at the server"
@@ -356,32 +338,6 @@ def check_job(job: Job) -> None:
         )
 
 
-def plan_of(job: Job, federation: Federation, device: str | None = None) -> Plan:
-    """Make a plan for a federation that is already split into training and validation data.
-
-    Args:
-        job: What is run.
-        federation: Whose data, or stand-ins for it.
-        device: In place of the job's; the server trains nothing and needs no GPU.
-    """
-    check_job(job)
-    experiment = job.setting.experiment
-    training = experiment.training
-    if device is not None:
-        training = training.model_copy(update={"device": device})
-    plan = Plan(
-        method=job.method,
-        federation=federation,
-        model=model_builder(experiment.model, federation),
-        training=training_of(training),
-        seed=job.seed,
-        setting=job.setting.name,
-        evaluate_every=experiment.evaluation.every,
-    )
-    plan.check(experiment.method.allow_no_batchnorm)
-    return plan
-
-
 def federation_of(
     members: Iterable[Member],
     classes: tuple[str, ...],
@@ -390,14 +346,9 @@ def federation_of(
 ) -> Federation:
     """Make a federation of stand-ins, with one's own data where it is given."""
     clients = tuple(
-        own if own is not None and member.name == own.name else _stand_in(member, input_shape)
+        own
+        if own is not None and member.name == own.name
+        else blank_client(member.name, member.domain, input_shape, member.examples)
         for member in members
     )
     return Federation("the sites' own data", clients, classes)
-
-
-def _stand_in(member: Member, input_shape: tuple[int, ...]) -> Client:
-    """A client of the right size that takes no memory: one zero, seen many times."""
-    x = torch.zeros(()).expand(member.examples, *input_shape)
-    y = torch.zeros((), dtype=torch.int64).expand(member.examples)
-    return Client(member.name, member.domain, Split(x, y), {})

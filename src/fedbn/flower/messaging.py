@@ -1,7 +1,4 @@
-"""Questions to sites, and their answers before a deadline; late and foreign ones are named.
-
-What a round took beside its result.
-"""
+"""Questions to sites, and their answers before a deadline; late and foreign ones are named."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedbn.core.engine import RoundCost
 from fedbn.flower import messages
 from fedbn.flower.messages import Answer
 from fedbn.text import one_line
@@ -183,29 +181,6 @@ def _activations(grid: Grid) -> dict[int, str]:
 def _reason(message: Message) -> str:
     text = one_line(message.error.reason or "no reason given")
     return f"Flower error {message.error.code}: {text[:300]}"
-
-
-@dataclass(frozen=True)
-class RoundCost:
-    """What a round took.
-
-    Attributes:
-        round: Its number.
-        seconds: From the first letter to the last answer.
-        beyond_training: Seconds in which no site trained or scored.
-        bytes_down: Sent to the sites, letters and shared parts.
-        bytes_up: Received from them.
-        sources: Where each site's BatchNorm came from.
-        left_out: Who was left out, and why.
-    """
-
-    round: int
-    seconds: float
-    beyond_training: float
-    bytes_down: int
-    bytes_up: int
-    sources: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def cost_of(round: int, mail: Mail, answers: Mapping[str, Answer]) -> RoundCost:

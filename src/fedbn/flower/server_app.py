@@ -1,56 +1,41 @@
-"""Before anything runs: what each site would bring to an experiment, and whether it fits.
+"""A federation run: Flower's server up with the sites' keys, sites asked, the one runner.
 
-What the server writes down of a job, and how it goes on from there.
-
-The server's side: all jobs of an experiment, one after another, into a run folder.
-
-The server's machine: Flower's server with the sites' keys, and runs on it.
-
-A whole federation on this machine: server, two sites, TLS and keys, on the loopback only.
+`running` is a whole federation on this machine, for the demo: server, two sites, TLS and keys, on
+the loopback only.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid as FlowerGrid, ServerApp
-from pydantic import TypeAdapter
-from safetensors.torch import save as to_bytes
 
-from fedbn import __version__
-from fedbn.core.aggregation import Mean, Weighted
-from fedbn.core.packing import Pack
-from fedbn.core.plan import Plan, remarks
-from fedbn.core.rounds import Record, RunState
-from fedbn.errors import ConfigError, FedbnError, Interrupted
+from fedbn.core.plan import remarks
+from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments import configuration
 from fedbn.experiments.configuration import checked, read_toml, with_settings
-from fedbn.experiments.environment import differences
-from fedbn.experiments.jobs import Event, Job, Listener, Reporter, jobs
+from fedbn.experiments.environment import environment_of, same_run
+from fedbn.experiments.jobs import Event, Job, Listener, jobs
 from fedbn.experiments.planner import resolved
-from fedbn.experiments.runner import Assembly
+from fedbn.experiments.runner import Note, Run, run_jobs
 from fedbn.experiments.schema import Experiment
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
-from fedbn.flower.membership import Expected, Known, Roster, digest, greet, muster
-from fedbn.flower.messages import RUN_NAME, Hello, Order, check_job, order_of, weights_hash
-from fedbn.flower.messaging import Grid, Limits, RoundCost
+from fedbn.flower.membership import Attendance, Expected, Roster, digest, greet, muster
+from fedbn.flower.messages import RUN_NAME, Hello, Order, check_job, order_of
+from fedbn.flower.messaging import Grid, Limits
 from fedbn.flower.preflight import Finding
-from fedbn.flower.server_engine import Conductor
+from fedbn.flower.server_engine import FlowerEngine
 from fedbn.flower.site import Site, one_thread
-from fedbn.runs import checkpoints, metrics
-from fedbn.runs.folder import RunFolder, write_atomically
+from fedbn.runs.folder import RunFolder
 
 _RUN = "check"
 
@@ -97,84 +82,6 @@ def _model(job: Job) -> str:
     return job.setting.experiment.model.model_dump_json()
 
 
-# The numbers that a round gives itself; its scores follow with the answers of the next one.
-_OWN = ("training_loss", "refused")
-
-
-class Journal:
-    """The files of one job at the server."""
-
-    def __init__(self, place: Path):
-        self._place = place
-        self._metrics = place / "metrics.jsonl"
-        self._costs = place / "rounds.jsonl"
-
-    def resume(self, like: RunState) -> tuple[RunState | None, Known, list[str]]:
-        """Find the state to go on from, what it knows of sites, and what was damaged."""
-        state, damaged = checkpoints.newest(self._place, like)
-        if state is None:
-            return None, Known(), damaged
-        return state, Known.from_facts(state.round, self._facts(state.round)), damaged
-
-    def finished(self, rounds: int) -> bool:
-        """Tell whether all rounds are done and the last one is scored."""
-        return checkpoints.whole_round(self._place) == rounds and self.scored(rounds)
-
-    def round_done(
-        self,
-        plan: Plan,
-        state: RunState,
-        records: Sequence[Record],
-        cost: RoundCost,
-        known: Known,
-    ) -> None:
-        """Write a round down: its numbers first, then the state that makes it count."""
-        self.add(records)
-        metrics.append(self._costs, (json.dumps(asdict(cost)) + "\n").encode())
-        facts = {
-            "method": plan.method.name,
-            "setting": plan.setting,
-            "seed": plan.seed,
-            **known.to_facts(),
-        }
-        checkpoints.save(self._place, state, facts)
-
-    def add(self, records: Sequence[Record]) -> None:
-        """Append numbers."""
-        self._place.mkdir(parents=True, exist_ok=True)
-        metrics.append(self._metrics, "".join(map(metrics.line, records)).encode())
-
-    def scored(self, round: int) -> bool:
-        """Tell whether the scores of a round are there."""
-        found = metrics.read(self._metrics)
-        return any(r["round"] == round and r["metric"] not in _OWN for r in found)
-
-    def release(self, packs: Mapping[str, Pack]) -> Path:
-        """Write the mean of the BatchNorm affine that sites gave away."""
-        updates = (Weighted(pack, 1.0) for pack in packs.values())
-        mean = Mean().combine(updates, next(iter(packs.values())))
-        file = self._place / "released-affine.safetensors"
-        write_atomically(file, to_bytes(mean.state))
-        return file
-
-    def _facts(self, round: int) -> dict[str, Any]:
-        return checkpoints.read_manifest(dict(checkpoints.rounds(self._place))[round])
-
-    def trim(self) -> None:
-        """Drop numbers behind the checkpoint: they come again, the scores of its round too."""
-        done = checkpoints.whole_round(self._place)
-        metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
-        metrics.keep_until(self._metrics, done)
-        kept = [
-            record
-            for record in metrics.read(self._metrics)
-            if record["round"] < done or record["metric"] in _OWN
-        ]
-        if self._metrics.exists():
-            text = "".join(metrics.line(Record(**record)) for record in kept)
-            write_atomically(self._metrics, text.encode())
-
-
 log = logging.getLogger("flwr")  # what the server app's process shows
 
 
@@ -187,7 +94,6 @@ class Service:
         expected: Which sites there are; asked again before each round.
         folder: The run folder.
         listener: Hears how it goes.
-        costs: Hears what each round took.
         limits: How long to wait.
         stop: Asked after each round; True ends the run with its state saved.
     """
@@ -196,7 +102,6 @@ class Service:
     expected: Callable[[], Expected]
     folder: RunFolder
     listener: Listener = lambda event: None
-    costs: Callable[[Plan, RoundCost], None] = lambda plan, cost: None
     limits: Limits = field(default_factory=Limits)
     stop: Callable[[], bool] = lambda: False
 
@@ -207,102 +112,21 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
     todo = jobs(experiment)
     for job in todo:
         check_job(job)
-    left = [job for job in todo if not _finished(job, service.folder)]
-    for job in left:
-        Journal(service.folder.job(*job.key)).trim()
-    done = {job.key for job in todo} - {job.key for job in left}
-    assembly = Assembly(service.folder, todo, done)
 
-    def tell(event: Event) -> None:
-        service.listener(event)
-        assembly.hear(event)
+    def engine(job: Job, note: Note) -> FlowerEngine:
+        order = order_of(job, service.federation, service.folder.path.name)
+        roster = muster(grid, service.expected(), order, service.limits, note)
+        here = Attendance(grid, order, service.expected, roster, service.limits, note)
+        made = FlowerEngine(here, job, order, note)
+        config = resolved(experiment, made.plan.federation)
+        data = {name: member.model_dump() for name, member in made.members.items()}
+        found = environment_of(config, todo, Path.cwd(), data=data, engine="flower")
+        notes = same_run(service.folder, found, come_and_go=True)
+        for text in [*notes, *remarks(made.plan)]:
+            note(text)
+        return made
 
-    for job in left:
-        _run_job(grid, job, experiment, service, tell)
-
-
-def _finished(job: Job, folder: RunFolder) -> bool:
-    rounds = job.setting.experiment.training.total_rounds
-    return Journal(folder.job(*job.key)).finished(rounds)
-
-
-def _run_job(
-    grid: Grid, job: Job, experiment: Experiment, service: Service, tell: Listener
-) -> None:
-    def note(text: str) -> None:
-        tell(Event("note", job.key, text=text))
-
-    order = order_of(job, service.federation, service.folder.path.name)
-    roster = muster(grid, service.expected(), order, service.limits, note)
-    conductor = Conductor(grid, job, order, service.expected, roster, service.limits, note)
-    for text in [*_commit(experiment, job, conductor, service.folder), *remarks(conductor.plan)]:
-        note(text)
-    journal = Journal(service.folder.job(*job.key))
-    start, known, damaged = journal.resume(conductor.initial())
-    conductor.remember(known)
-    for text in damaged:
-        note(f"{text}; going on from the one before it")
-    state = _rounds(conductor, journal, start or conductor.initial(), job, service, tell)
-    if not journal.scored(state.round):
-        journal.add(conductor.finish(state))
-    if conductor.affine:
-        file = journal.release(conductor.affine)
-        note(f"{', '.join(conductor.affine)} released BatchNorm affine; the mean is {file.name}")
-    tell(Event("done", job.key, state.round, conductor.plan.training.rounds))
-
-
-def _rounds(
-    conductor: Conductor,
-    journal: Journal,
-    state: RunState,
-    job: Job,
-    service: Service,
-    tell: Listener,
-) -> RunState:
-    reporter = Reporter(job, tell)
-    rounds = conductor.plan.training.rounds
-    tell(Event("begin", job.key, state.round, rounds))
-    while state.round < rounds:
-        state, own = conductor.round(state)
-        records = [*conductor.scores, *own]
-        cost = conductor.cost
-        journal.round_done(conductor.plan, state, records, cost, conductor.known())
-        service.costs(conductor.plan, cost)
-        reporter.round_done(conductor.plan, state, records)
-        if service.stop() and state.round < rounds:
-            raise Interrupted(f"stopped after round {state.round} of {rounds}")
-    return state
-
-
-def _commit(experiment: Experiment, job: Job, conductor: Conductor, folder: RunFolder) -> list[str]:
-    """Write the configuration, or refuse one that is not the run's any more; gives remarks."""
-    now = _environment(experiment, job, conductor)
-    if not folder.config.exists():
-        folder.commit(now["config"], now)
-        return []
-    before = folder.read_environment()
-    # Sites come and go; the data of those that are here must be what it was.
-    both = before.get("data", {}).keys() & now["data"].keys()
-    alike = [{**e, "data": {n: e["data"][n] for n in sorted(both)}} for e in (before, now)]
-    return differences(*alike)
-
-
-def _environment(experiment: Experiment, job: Job, conductor: Conductor) -> dict[str, Any]:
-    config = resolved(experiment, conductor.plan.federation)
-    weights = job.setting.experiment.model.weights
-    return {
-        "config": config,
-        "data": {name: member.model_dump() for name, member in conductor.members.items()},
-        "directory": str(Path.cwd()),
-        "engine": "flower",
-        "seeds": config["seeds"],
-        "versions": {
-            "fedbn": __version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-        },
-        "weights": {str(weights): weights_hash(job)} if weights else {},
-    }
+    run_jobs(todo, Run(service.folder, engine, service.listener, service.stop, late_scores=True))
 
 
 def make_app() -> ServerApp:

@@ -1,15 +1,19 @@
-"""Which answers count: everything that could poison the model is refused here, and says why.
+"""An engine whose clients are sites: the core's `run_round`, with letters in place of threads.
 
-The rounds of one job over Flower: the core's `run_round`, with letters in place of threads.
+Which answers count is decided here: all that could poison the model is refused, and says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import RecordDict
+from safetensors.torch import save as to_bytes
 
+from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.engine import Round, RoundCost
 from fedbn.core.federation import Client
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
@@ -17,7 +21,6 @@ from fedbn.core.rounds import (
     Outcome,
     Record,
     Refusal,
-    Report,
     RunState,
     Update,
     absurd,
@@ -30,18 +33,13 @@ from fedbn.core.scoring import untrained_notes, untrained_record
 from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.errors import FedbnError
 from fedbn.experiments.jobs import Job
+from fedbn.experiments.planner import plan_of
 from fedbn.flower import messages
-from fedbn.flower.membership import Attendance, Expected, Known, Roster
-from fedbn.flower.messages import (
-    Answer,
-    Member,
-    Order,
-    federation_of,
-    from_record,
-    plan_of,
-    to_record,
-)
-from fedbn.flower.messaging import Grid, Letter, Limits, Mail, RoundCost, ask, cost_of
+from fedbn.flower.membership import Attendance, Known
+from fedbn.flower.messages import Answer, Member, Order, federation_of, from_record, to_record
+from fedbn.flower.messaging import Letter, Mail, cost_of
+
+_RELEASED = "released-affine.safetensors"
 
 
 def read_update(
@@ -107,36 +105,24 @@ def _check(answer: Answer, order: Order, member: Member) -> None:
         )
 
 
-class Conductor:
+class FlowerEngine:
     """One job at the server.
 
     Args:
-        grid: Flower's grid.
+        here: Who takes part: which sites are here, asked again before each round.
         job: What is run.
         order: The part of every order that stays the same.
-        expected: Which sites there are, asked again before each round: some may be new.
-        roster: Which of them are here.
-        limits: How long to wait.
-        note: Hears remarks.
+        note: Hears remarks as they come up: a round may wait for sites for long.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        job: Job,
-        order: Order,
-        expected: Callable[[], Expected],
-        roster: Roster,
-        limits: Limits,
-        note: Callable[[str], None],
-    ):
-        self._grid, self._job, self._limits, self._note = grid, job, limits, note
-        self._hello = order
-        self._here = Attendance(grid, order, expected, roster, limits, note)
+    notes: Sequence[str] = ()
+
+    def __init__(self, here: Attendance, job: Job, order: Order, note: Callable[[str], None]):
+        self._here, self._job, self._hello, self._note = here, job, order, note
         self._known = Known()
-        self.cost = RoundCost(0, 0, 0, 0, 0)
-        self.scores: list[Record] = []
-        self.affine: dict[str, Pack] = {}
+        self._cost = RoundCost(0, 0, 0, 0, 0)
+        self._scores: list[Record] = []
+        self._affine: dict[str, Pack] = {}
         self._seat()
 
     def _seat(self) -> None:
@@ -155,39 +141,50 @@ class Conductor:
             }
         )
 
-    def remember(self, known: Known) -> None:
+    def resume(self, round: int, facts: Mapping[str, Any]) -> None:
         """Go on with what an earlier process knew of the sites."""
-        self._known = known
-
-    def known(self) -> Known:
-        """What must be remembered of the sites for the run to go on."""
-        return self._known
+        self._known = Known.from_facts(round, facts)
 
     def initial(self) -> RunState:
         """The state before the first round; the server holds no local part."""
         return replace(initial_state(self.plan), local={}, untrained={})
 
-    def round(self, state: RunState) -> tuple[RunState, list[Record]]:
+    def round(self, state: RunState) -> Round:
         """Do one round: the sites that are here train, and score the state before it."""
         self._here.gather(self.plan.updates_needed)
         if self._here.roster.hellos.keys() - self.members.keys():
             self._seat()
         self._known = self._known.with_newcomers([*self.members])
-        self.scores = []
+        self._scores = []
         after, report = run_round(self.plan, state, self._train)
         self._known = self._known.accepted([*report.losses], after.round)
-        self._tell(report, after.round)
-        return replace(after, local={}), round_records(self.plan, after.round, report)
+        left_out = {refusal.client: refusal.reason for refusal in report.refusals}
+        own = round_records(self.plan, after.round, report)
+        return Round(
+            replace(after, local={}),
+            [*self._scores, *own],
+            [f"round {after.round}: {name} is left out: {why}" for name, why in left_out.items()],
+            self._known.to_facts(),
+            replace(self._cost, left_out=left_out),
+        )
 
-    def finish(self, state: RunState) -> list[Record]:
-        """Have the last state scored by every site."""
-        self.scores = []
+    def finish(self, state: RunState) -> Round:
+        """Have the last state scored by every site, and take what sites agreed to give away."""
+        self._scores = []
         order = self._order.model_copy(update={"last": True})
         letters = {name: self._letter(order, "score", name, state, True) for name in self.members}
-        mail = self._ask({n: x for n, x in letters.items() if x}, f"score {state.round}")
+        mail = self._ask(letters, f"score {state.round}")
         self._take_scores(mail, state, [*self.members])
         self._tell_untrained(state.round)
-        return self.scores
+        if not self._affine:
+            return Round(state, self._scores)
+        updates = (Weighted(pack, 1.0) for pack in self._affine.values())
+        mean = Mean().combine(updates, next(iter(self._affine.values())))
+        said = f"{', '.join(self._affine)} released BatchNorm affine; the mean is {_RELEASED}"
+        return Round(state, self._scores, [said], files={_RELEASED: to_bytes(mean.state)})
+
+    def close(self) -> None:
+        """The grid is its owner's."""
 
     def _train(self, chosen: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         scores = state.round > 0 and self.plan.evaluates(state.round)
@@ -195,7 +192,7 @@ class Conductor:
         others = [name for name in self.members if name not in names] if scores else []
         letters = {n: self._letter(self._order, "train", n, state, scores) for n in names}
         letters |= {n: self._letter(self._order, "score", n, state, True) for n in others}
-        mail = self._ask({n: x for n, x in letters.items() if x}, f"round {state.round + 1}")
+        mail = self._ask(letters, f"round {state.round + 1}")
         self._take_scores(mail, state, others)
         answers: dict[str, Answer] = {}
         for name in names:
@@ -205,7 +202,7 @@ class Conductor:
                 self._add_scores(name, answer, state.round)
             yield outcome
         self._tell_untrained(state.round)
-        self.cost = cost_of(state.round + 1, mail, answers)
+        self._cost = cost_of(state.round + 1, mail, answers)
 
     def _outcome(self, mail: Mail, name: str, state: RunState) -> tuple[Outcome, Answer | None]:
         if name not in mail.contents:
@@ -236,8 +233,8 @@ class Conductor:
         }
         return order.model_copy(update=update)
 
-    def _ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
-        mail = ask(self._grid, letters, group, self._limits.round, self._limits)
+    def _ask(self, letters: Mapping[str, Letter | None], group: str) -> Mail:
+        mail = self._here.ask({name: one for name, one in letters.items() if one}, group)
         for text in mail.strangers:
             self._note(text)
         return mail
@@ -256,7 +253,7 @@ class Conductor:
                 continue
             self._add_scores(name, answer, state.round)
             if messages.AFFINE in content and (pack := read_affine(content, self._affine_layout())):
-                self.affine[name] = pack
+                self._affine[name] = pack
 
     def _affine_layout(self) -> StateLayout:
         local = self.plan.method.local(entries(self.plan.initial_model))
@@ -266,18 +263,12 @@ class Conductor:
         plan = self.plan
         if answer.scores and plan.local_statistics and name not in self._known.since:
             domain = self.members[name].domain
-            self.scores.append(untrained_record(plan, round, name, domain))
+            self._scores.append(untrained_record(plan, round, name, domain))
         for score in answer.scores:
             key = (plan.method.name, plan.setting, plan.seed, round, name)
-            self.scores.append(Record(*key, score.domain, score.split, score.metric, score.value))
+            self._scores.append(Record(*key, score.domain, score.split, score.metric, score.value))
 
     def _tell_untrained(self, round: int) -> None:
-        names = [record.client for record in self.scores if record.metric == "untrained"]
+        names = [record.client for record in self._scores if record.metric == "untrained"]
         for text in untrained_notes(self.plan, round, names):
             self._note(text)
-
-    def _tell(self, report: Report, round: int) -> None:
-        left_out = {refusal.client: refusal.reason for refusal in report.refusals}
-        self.cost = replace(self.cost, left_out=left_out)
-        for name, reason in left_out.items():
-            self._note(f"round {round}: {name} is left out: {reason}")

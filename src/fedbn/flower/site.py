@@ -16,11 +16,12 @@ from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
 from fedbn.errors import ConfigError, DataError, FedbnError, reason, unknown
 from fedbn.experiments.jobs import Job
+from fedbn.experiments.planner import plan_of
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.flower import messages
 from fedbn.flower.membership import digest
-from fedbn.flower.messages import Hello, Member, Order, job_of, plan_of
+from fedbn.flower.messages import Hello, Member, Order, job_of
 from fedbn.flower.site_job import Desk, SiteOptions
 
 log = logging.getLogger("fedbn")

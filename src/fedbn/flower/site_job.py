@@ -28,17 +28,10 @@ from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.core.user_code import habits
 from fedbn.errors import ConfigError, DamagedRun, ModelError
 from fedbn.experiments.jobs import Job
+from fedbn.experiments.planner import plan_of
 from fedbn.fast import speedups
 from fedbn.flower import messages
-from fedbn.flower.messages import (
-    Answer,
-    Order,
-    Score,
-    federation_of,
-    from_record,
-    plan_of,
-    to_record,
-)
+from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder
 

@@ -26,7 +26,7 @@ from fedbn.core.federation import Client, Federation
 from fedbn.core.rounds import initial_state
 from fedbn.core.scoring import evaluate
 from fedbn.experiments.configuration import checked
-from fedbn.experiments.runner import Recorder, run_plan
+from fedbn.experiments.runner import Writer, run_plan
 from fedbn.experiments.sources import load_federation
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
 from fedbn.paper.numbers import trained_study
@@ -75,7 +75,7 @@ def join(trained: Trained, client: Client, rounds: int, place: Path, workers: in
     place.mkdir(parents=True, exist_ok=True)
     known, _ = checkpoints.newest(place, initial_state(plan))
     start = known or joining_state(trained, client)
-    state = run_plan(plan, [Recorder(place)], start=start, workers=workers)
+    state = run_plan(plan, Writer(place), start=start, workers=workers)
     return replace(trained, plan=plan, state=state, adapted={}, source=None, facts=None)
 
 

@@ -94,14 +94,6 @@ def salvage(file: Path) -> tuple[list[dict[str, Any]], int]:
     return found, len(texts) - len(found)
 
 
-def read_from(file: Path, offset: int) -> bytes:
-    """Read the whole lines that were appended behind an offset."""
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        content = stream.read()
-    return content[: content.rfind(b"\n") + 1]
-
-
 def _lines(file: Path, kind: TypeAdapter[Any] = RECORD) -> Iterator[tuple[bytes, Any]]:
     for number, text in enumerate(_texts(file), 1):
         yield text + b"\n", read_as(kind, text, f"{file}, line {number}")

@@ -19,16 +19,11 @@ class Printed:
 def printed(folder, config):
     return Printed()
 ```
-
-Follows the records of a run as they reach the disk, and tells trackers of each round once.
-
-Names of numbers, as trackers take them: few signs are legal, and no two may become one.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import statistics
 import sys
@@ -40,10 +35,9 @@ from typing import Any, Protocol
 
 from fedbn import registry, tracking
 from fedbn.errors import ConfigError, reason
-from fedbn.runs import metrics
+from fedbn.experiments.jobs import Event, Key as Job, Listener
 from fedbn.runs.folder import RunFolder
 
-Job = tuple[str, str, int]
 Record = Mapping[str, Any]
 
 
@@ -82,52 +76,32 @@ def find_trackers(names: Iterable[str]) -> dict[str, Make]:
 
 
 class Tracking:
-    """Reads the jobs' metrics files on, from their beginning, and tells every tracker.
+    """A listener that tells every tracker of each round once, earlier ones of a resumed run too.
 
     Args:
-        make: The trackers to make, by name.
+        make: The trackers to make, by name, when a run begins: its configuration is on disk then.
         folder: The run's folder.
-        config: Its configuration.
-        jobs: All jobs, those that were finished before too.
         tell: Hears a remark where a tracker fails.
     """
 
-    def __init__(
-        self,
-        make: Mapping[str, Make],
-        folder: RunFolder,
-        config: Mapping[str, Any],
-        jobs: Sequence[Job],
-        tell: Callable[[str], None],
-    ):
-        self._folder = folder
-        self._read = dict.fromkeys(jobs, 0)
-        self._finished: set[Job] = set()
-        self._tell = tell
+    def __init__(self, make: Mapping[str, Make], folder: RunFolder, tell: Listener):
+        self._make, self._folder, self._tell = make, folder, tell
         self._trackers: dict[str, Tracker] = {}
-        for name, each in make.items():
-            self._guarded(name, self._add, name, each, config)
+        self._first: Job = ("", "", 0)
 
-    def round_done(self, job: Job) -> None:
-        """Tell of what a job has written since."""
-        content = self._unread(job)
-        records = [json.loads(line) for line in content.splitlines()]
-        for round, some in groupby(records, key=lambda record: int(record["round"])):
-            numbers = list(some)
+    def __call__(self, event: Event) -> None:
+        """Hear how a run goes."""
+        if event.kind == "begin" and self._make:
+            self._first, config = event.job, self._folder.read_request()
+            for name, make in self._make.items():
+                self._guarded(name, self._add, name, make, config)
+        for round, records in groupby(event.records, key=lambda record: int(record["round"])):
+            numbers = list(records)
             for name, tracker in list(self._trackers.items()):
-                self._guarded(name, tracker.log, job, round, numbers)
-
-    def job_done(self, job: Job) -> None:
-        """Tell that a job is finished."""
-        self.round_done(job)
-        self._finished.add(job)
-        for name, tracker in list(self._trackers.items()):
-            self._guarded(name, tracker.done, job)
-
-    def finish(self) -> None:
-        """Tell of jobs that were finished before this part of the run."""
-        for job in [job for job in self._read if job not in self._finished]:
-            self.job_done(job)
+                self._guarded(name, tracker.log, event.job, round, numbers)
+        if event.over or event.kind == "done":
+            for name, tracker in list(self._trackers.items()):
+                self._guarded(name, tracker.done, event.job)
 
     def close(self) -> None:
         """Close all trackers, whether the run was finished or not."""
@@ -137,19 +111,15 @@ class Tracking:
     def _add(self, name: str, make: Make, config: Mapping[str, Any]) -> None:
         self._trackers[name] = make(self._folder.path, config)
 
-    def _unread(self, job: Job) -> bytes:
-        file = self._folder.job(*job) / "metrics.jsonl"
-        content = metrics.read_from(file, self._read[job]) if file.exists() else b""
-        self._read[job] += len(content)
-        return content
-
     def _guarded(self, name: str, action: Callable[..., None], *arguments: Any) -> None:
         """Go on without a tracker that fails: a server that is away must not cost a run."""
         try:
             action(*arguments)
         except Exception as error:
             self._trackers.pop(name, None)
-            self._tell(f"--log {name} failed and is left out from here on ({reason(error)[:300]})")
+            text = f"--log {name} failed and is left out from here on ({reason(error)[:300]})"
+            again = f"`fedbn resume {self._folder.path} --log ...` logs the whole run later"
+            self._tell(Event("note", self._first, text=f"{text}; {again}", whole=True))
 
 
 _ILLEGAL = re.compile(r"[^\w.\- ]", re.ASCII)
