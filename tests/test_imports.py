@@ -152,6 +152,18 @@ def test_what_is_private_stays_in_its_package():
     assert wrong == []
 
 
+def test_what_flower_does_not_promise_is_imported_in_two_files():
+    public = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.")
+    inner = {"flower/internals_node.py", "flower/internals_server.py"}
+    found = {
+        where(file)
+        for file in FILES
+        for name in modules(file)
+        if name.partition(".")[0] == "flwr" and not name.startswith(public)
+    }
+    assert found == inner
+
+
 def test_nothing_is_unpickled():
     """No pickle, no torch.load: safetensors, JSON and npz without objects."""
     picklers = {"pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}

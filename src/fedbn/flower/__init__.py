@@ -4,14 +4,12 @@ What a method is, how a client trains and how a round is combined is the core's 
 every engine; here is what carries it between machines and what survives when one of them stops.
 
 ```
-folder certificates bundle        what `federation init` makes: keys, certificates, one file a site
-reaching preflight survey         what can be known before anything runs
-wire codec jobs                   what is said, and the shared part as bytes
-store desk site client_app        at a site: BatchNorm on its own disk, training, the answers
-roster attendance                 at the server: who takes part, who is new, who is away
-post replies cost engine          letters and answers, what is accepted, the rounds
-recording server_app serving      a job's files, all jobs of a run, the server's machine
-link node control executor joining   Flower's own processes, with keys and without surprises
+credentials federation_folder     what `federation init` makes: keys, certificates, one file a site
+preflight                         what can be known before anything runs
+messages messaging membership     what is said, letters and answers, who takes part
+server_engine server_app          at the server: a round whose clients are sites, a whole run
+site site_job site_app            at a site: BatchNorm on its own disk, training, the answers
+internals_server internals_node   all that Flower does not promise, and nothing else has
 ```
 
 Needs the extra `fedbn[flower]`; nothing outside this package imports `flwr`.
@@ -20,11 +18,25 @@ Needs the extra `fedbn[flower]`; nothing outside this package imports `flwr`.
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import version
 
 from fedbn.errors import ConfigError
 
+TESTED = "1.41"  # the Flower whose inner parts the two files know
+
 
 def require_flower() -> None:
-    """Refuse to go on without Flower, saying how to get it."""
+    """Refuse to go on without Flower, or with another one, saying how to get the right one."""
     if importlib.util.find_spec("flwr") is None:
         raise ConfigError("this needs Flower: install it with `pip install 'fedbn[flower]'`")
+    found = installed_flower()
+    if not found.startswith(f"{TESTED}."):
+        raise ConfigError(
+            f"this needs Flower {TESTED}, Flower {found} is installed: "
+            "`pip install 'fedbn[flower]'` brings the right one"
+        )
+
+
+def installed_flower() -> str:
+    """The version of Flower that is installed."""
+    return version("flwr")

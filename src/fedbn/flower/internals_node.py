@@ -1,17 +1,14 @@
-"""Child processes: started with a clean environment, watched, and ended with their parent.
-
-A site at work: takes messages from its own node, answers them in this process, one at a time.
+"""What Flower does not promise, at a site: its SuperNode as a process, and work on its messages.
 
 Flower would start a process a message, which imports everything and reads the data each time, and
-would run code that came over the network. Here only the installed fedbn runs, warm.
+would run code that came over the network. Here messages are answered in this process, one at a
+time, by the installed fedbn alone.
 
-Shorter naps: Flower waits seconds where a loopback or a hospital's network needs milliseconds.
+Flower waits seconds where a loopback or a hospital's network needs milliseconds (`quicken`): 3 s
+when a node has no message, 0.5 s while one is worked on, and a second or more when a message's
+content is not there yet, which it never is at once.
 
-The pauses are constants in Flower's code: 3 s when a node has no message, 0.5 s while one is worked
-on, and a second or more when a message's content is not there yet, which it never is at once.
-Everything else stays as it is; where a later Flower has no such pause, nothing is changed.
-
-Flower's SuperNode as a process: carries messages between the server and the site's work.
+Child processes are started with a clean environment, watched, and ended with their parent.
 """
 
 from __future__ import annotations
@@ -31,7 +28,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
-from flwr.common.constant import SubStatus
+from flwr.app import Message, RecordDict
+from flwr.common.constant import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+    SubStatus,
+)
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
@@ -48,9 +51,10 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedbn.errors import FedbnError
-from fedbn.flower import messages
-from fedbn.flower.site import Site, reply
 
+# How far a site's clock may be behind the server's and ahead of it, in seconds.
+CLOCK_BEHIND, CLOCK_AHEAD = TIMESTAMP_TOLERANCE, SYSTEM_TIME_TOLERANCE
+NODE_UNAVAILABLE = ErrorCode.NODE_UNAVAILABLE
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 
@@ -183,37 +187,39 @@ _POLL = 0.05
 
 
 def work(
-    site: Site,
+    answer: Callable[[Message, RecordDict], Message],
     address: str,
     secret: bytes,
     alive: Callable[[], bool],
-    heard: Callable[[messages.Order], None] = lambda order: None,
+    answered: Callable[[Message], None] = lambda message: None,
 ) -> None:
     """Answer messages for as long as the node lives.
 
     Args:
-        site: What answers.
+        answer: Answers a message; the second argument is Flower's memory of the site.
         address: The node's own interface, on the loopback.
         secret: Lets this process, and no other, take the node's messages.
         alive: Whether the node still runs.
-        heard: Told of each order that was done.
+        answered: Told of each message that was answered.
     """
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     with runtime_client(address, None, secret) as client:
         while alive():
             try:
-                answer = client.AcquireTask(request)
+                task = client.AcquireTask(request)
             except httpx.HTTPError:
                 time.sleep(_POLL)
                 continue
-            if answer.HasField("task") and answer.token:
-                _do(site, address, str(answer.token), heard)
-            else:
+            if not (task.HasField("task") and task.token):
                 time.sleep(_POLL)
+            elif (message := _do(answer, address, str(task.token))) is not None:
+                answered(message)
 
 
-def _do(site: Site, address: str, token: str, heard: Callable[[messages.Order], None]) -> None:
-    """Do one message: pull, answer, push."""
+def _do(
+    answer: Callable[[Message, RecordDict], Message], address: str, token: str
+) -> Message | None:
+    """Do one message: pull, answer, push; None where it was not answered."""
     client = RuntimeHttpClient.from_server_address(
         address,
         insecure=True,  # the loopback of this machine; the way to the server has TLS
@@ -228,12 +234,12 @@ def _do(site: Site, address: str, token: str, heard: Callable[[messages.Order], 
     try:
         beat.start()
         message, context, _, _ = pull_task_input(client)
-        push_message(client, reply(site, message, context.state), context)
+        push_message(client, answer(message, context.state), context)
         status = SubStatus.COMPLETED
-        with suppress(messages.Unreadable):
-            heard(messages.get(message.content, messages.Order, *message.content.array_records))
+        return message
     except Exception as error:  # the message is lost, the site is not; the server asks again
         log.warning("a message was not answered: %s", error)
+        return None
     finally:
         push_task_output(client, context, status, "")
         if beat.is_running:

@@ -1,6 +1,4 @@
-"""The operator's side of Flower's server: register sites, start a run, be its server app.
-
-Flower's SuperLink as a process: TLS, node keys, and nobody but the operator may start runs.
+"""What Flower does not promise, at the server: its SuperLink as a process, and runs on it.
 
 Flower serves nodes, run control and server apps on one port. Its open edition lets anyone who
 reaches that port start a run; here the operator's secret is asked for, by the interface that Flower
@@ -45,7 +43,7 @@ from flwr.superlink.grid import HttpGrid
 
 from fedbn.errors import FedbnError
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.internals_node import follow, runtime_client
+from fedbn.flower.internals_node import environment, follow, runtime_client
 from fedbn.text import one_line
 
 APP = Path(__file__).parent / "app"
@@ -195,8 +193,6 @@ def _explained(address: str) -> Iterator[None]:
 
 def set_environment(folder: FederationFolder) -> None:
     """Quiet Flower in this process, as in its children."""
-    from fedbn.flower.internals_node import environment
-
     os.environ.update(environment(folder.home))
 
 

@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from flwr.proto.node_pb2 import NodeInfo
-
 from fedbn import __version__
 from fedbn.errors import FedbnError, TooFewClients
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order
-from fedbn.flower.messaging import Grid, Letter, Limits, Mail, ask
+from fedbn.flower.messaging import Grid, Letter, Limits, Mail, Node, ask
 
 _HELLO_SECONDS = 120.0
 
@@ -35,7 +33,7 @@ class Expected:
     keys: Mapping[bytes, str] = field(default_factory=dict)
     least: int = 1
 
-    def site(self, node: NodeInfo) -> str | None:
+    def site(self, node: Node) -> str | None:
         """Name the site of a node, before it says anything; None where its key is not known."""
         return self.keys.get(node.public_key) if self.keys else f"node {node.node_id}"
 

@@ -8,19 +8,34 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 
 from fedbn.core.engine import RoundCost
 from fedbn.flower import messages
+from fedbn.flower.internals_node import NODE_UNAVAILABLE
 from fedbn.flower.messages import Answer
 from fedbn.text import one_line
+
+
+class Node(Protocol):
+    """What is known of a node that is connected."""
+
+    @property
+    def node_id(self) -> int:
+        """Its number."""
+
+    @property
+    def public_key(self) -> bytes:
+        """Its key."""
+
+    @property
+    def last_activated_at(self) -> str:
+        """When it came; another time after a restart."""
 
 
 class Grid(Protocol):
     """The part of Flower's grid that is used."""
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Node]:
         """List the nodes that are connected."""
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -163,7 +178,7 @@ class _Asked:
 
     def _failed(self, site: str, message: Message) -> None:
         """Take an error; a node that is gone may come back within its grace."""
-        if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+        if message.error.code == NODE_UNAVAILABLE:
             self.ids.pop(message.metadata.reply_to_message_id)
             self._gone.setdefault(site, time.monotonic())
         else:

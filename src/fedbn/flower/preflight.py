@@ -1,7 +1,4 @@
-"""The way to the server: TLS with the federation's own authority, and clocks that agree.
-
-What can be known before anything runs: certificates, keys, the port, the way to the server.
-"""
+"""What can be known before anything runs: certificates, keys, the way to the server, clocks."""
 
 from __future__ import annotations
 
@@ -13,18 +10,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import flwr
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
 from fedbn import __version__
 from fedbn.errors import ConfigError, FedbnError
+from fedbn.flower import installed_flower
 from fedbn.flower.credentials import Bundle, hosts_of
 from fedbn.flower.federation_folder import FederationFolder, open_to_others
-from fedbn.flower.internals_node import listens
+from fedbn.flower.internals_node import CLOCK_AHEAD, CLOCK_BEHIND, listens
 
 _TIMEOUT = 5.0
 
@@ -74,12 +70,12 @@ def _ask_the_time(bundle: Bundle) -> float:
 
 def _checked(ahead: float) -> float:
     """Refuse clocks so different that Flower's server takes every message for a replayed one."""
-    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
+    if -CLOCK_BEHIND < ahead < CLOCK_AHEAD:
         return ahead
     side = "ahead of" if ahead > 0 else "behind"
     raise ConfigError(
         f"the clock here is {abs(ahead):,.0f} s {side} the server's: its messages would be refused "
-        f"(at most {SYSTEM_TIME_TOLERANCE} s ahead or {TIMESTAMP_TOLERANCE} s behind); set both "
+        f"(at most {CLOCK_AHEAD} s ahead or {CLOCK_BEHIND} s behind); set both "
         "clocks by NTP"
     )
 
@@ -126,7 +122,7 @@ def check_folder(folder: FederationFolder) -> Iterator[Finding]:
     yield info.host in names, f"the server's certificate is for {', '.join(names)}"
     yield from (private(file) for file in folder.private_files)
     yield True, f"{len(folder.keys())} sites with keys: {', '.join(info.sites)}"
-    yield True, f"fedbn {__version__}, flwr {flwr.__version__}, torch {torch.__version__}"
+    yield True, f"fedbn {__version__}, flwr {installed_flower()}, torch {torch.__version__}"
     up = listens("127.0.0.1", info.port)
     yield True, f"port {info.port}: {'the server is up' if up else 'free; the server is not up'}"
 

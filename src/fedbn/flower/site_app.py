@@ -1,16 +1,13 @@
-"""A site's machine: Flower's node, and the work on its messages.
-
-The site's side as Flower knows it: messages in, messages out, errors as one line.
-"""
+"""A site's machine: Flower's node, the work on its messages; and the app that `flwr run` loads."""
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import time
 from collections.abc import Callable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -91,15 +88,20 @@ def _one_node(
     site: Site, bundle: Bundle, home: Path, stop: Callable[[], bool], say: Callable[[str], None]
 ) -> Child:
     """Work with one node until it ends."""
+
+    def answered(message: Message) -> None:
+        with suppress(messages.Unreadable):
+            say(_done(messages.get(message.content, Order, *message.content.array_records)))
+
     secret, port = secrets.token_bytes(32), free_port()
     node = _start_node(bundle, home, secret, port)
     try:
         work(
-            site,
+            partial(reply, site),
             f"127.0.0.1:{port}",
             secret,
             alive=lambda: node.status() is None and not stop(),
-            heard=lambda order: say(_done(order)),
+            answered=answered,
         )
     finally:
         node.end()
@@ -137,9 +139,6 @@ def _why(node: Child, bundle: Bundle) -> str:
             "site is connected already"
         )
     return f"Flower's node ended: {last_words(said)} (all of it: {node.log})"
-
-
-log = logging.getLogger("fedbn")
 
 
 def make_app() -> ClientApp:

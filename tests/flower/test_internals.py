@@ -1,0 +1,126 @@
+"""What is relied on of Flower beyond what it promises, by name, and which Flower that is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+import fedbn.flower
+from fedbn.errors import ConfigError
+from fedbn.flower import TESTED, installed_flower, require_flower
+from fedbn.flower.internals_node import _PULLING
+
+ROOT = Path(fedbn.flower.__file__).parent
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+
+RELIED_ON = {
+    "internals_node.py": {
+        "flwr.common.constant": {
+            "SYSTEM_TIME_TOLERANCE", "TIMESTAMP_TOLERANCE", "ErrorCode", "SubStatus",
+        },
+        "flwr.proto.runtime_pb2": {"AcquireTaskRequest", "SendTaskHeartbeatRequest"},
+        "flwr.supercore": {"heartbeat"},
+        "flwr.supercore.constant": {"TaskType"},
+        "flwr.supercore.heartbeat": {"HeartbeatSender"},
+        "flwr.supercore.inflatable": {"inflatable_utils"},
+        "flwr.supercore.interceptors": {
+            "RuntimeTokenHttpInterceptor",
+            "RuntimeVersionHttpInterceptor",
+            "SuperExecAuthHttpInterceptor",
+        },
+        "flwr.supercore.runtime": {"RuntimeHttpClient"},
+        "flwr.supernode": {"fleet_http_connection", "start_client_internal"},
+        "flwr.supernode.cli.flower_supernode": {"flower_supernode"},
+        "flwr.supernode.runtime.run_clientapp": {
+            "pull_task_input", "push_message", "push_task_output",
+        },
+    },
+    "internals_server.py": {
+        "flwr.cli.build": {"build_fab_from_disk"},
+        "flwr.common.constant": {"ACCESS_TOKEN_KEY", "SubStatus"},
+        "flwr.common.serde": {"fab_to_proto", "run_from_proto"},
+        "flwr.proto.control_pb2": {
+            "ListNodesRequest", "RegisterNodeRequest", "StartRunRequest", "StopRunRequest",
+        },
+        "flwr.proto.node_pb2": {"NodeInfo"},
+        "flwr.proto.runtime_pb2": {
+            "AcquireTaskRequest", "PullTaskInputRequest", "PushTaskOutputRequest",
+        },
+        "flwr.supercore.auth.typing": {"AccountInfo"},
+        "flwr.supercore.constant": {"TaskType"},
+        "flwr.supercore.control": {"ControlHttpClient"},
+        "flwr.supercore.fab": {"Fab"},
+        "flwr.supercore.heartbeat": {"HeartbeatSender", "make_task_heartbeat_fn_http"},
+        "flwr.supercore.interceptors": {"RuntimeVersionHttpInterceptor"},
+        "flwr.supercore.protobuf.client": {"ProtobufCall", "ProtobufRequestContext"},
+        "flwr.supercore.task_identity": {"TaskIdentity"},
+        "flwr.superlink.auth_plugin": {"NoOpControlAuthnPlugin"},
+        "flwr.superlink.config_loader": {"SuperLinkLifespanConfig"},
+        "flwr.superlink.grid": {"HttpGrid"},
+    },
+}  # fmt: skip
+
+
+def imported(file: Path) -> dict[str, set[str]]:
+    """What a file imports of Flower beyond the public modules."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            assert not [one.name for one in node.names if one.name.startswith("flwr")], file
+        elif isinstance(node, ast.ImportFrom) and node.module not in PUBLIC:
+            module = str(node.module)
+            if module.partition(".")[0] == "flwr":
+                found.setdefault(module, set()).update(alias.name for alias in node.names)
+    return found
+
+
+def test_two_files_import_what_flower_does_not_promise() -> None:
+    found = {file.name: imported(file) for file in sorted(ROOT.glob("*.py"))}
+    assert {name: names for name, names in found.items() if names} == RELIED_ON
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    sorted({(m, n) for one in RELIED_ON.values() for m, names in one.items() for n in names}),
+)
+def test_what_is_imported_is_there(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
+
+
+def test_what_is_reached_into_is_there() -> None:
+    """Attributes that no import names: they would fail, or do nothing, in the middle of a run."""
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    assert callable(command._run_superlink_http_api)
+    grid = inspect.getsource(importlib.import_module("flwr.superlink.grid").HttpGrid)
+    assert all(name in grid for name in ("self._retry_invoker", "self._runtime_client"))
+    for module in ("supernode.fleet_http_connection", "supercore.heartbeat"):
+        assert importlib.import_module(f"flwr.{module}").HEARTBEAT_DEFAULT_INTERVAL > 0
+    assert callable(importlib.import_module("flwr.supernode.start_client_internal").time.sleep)
+    pulling = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
+    known = {
+        key
+        for name in ("pull_objects", "pull_and_inflate_object_from_tree")
+        for key in getattr(pulling, name).__kwdefaults__
+    }
+    assert _PULLING.keys() <= known
+
+
+def test_the_flower_that_is_installed_is_the_one_that_is_known() -> None:
+    assert installed_flower().startswith(f"{TESTED}.")
+    require_flower()
+
+
+def test_another_flower_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbn.flower.installed_flower", lambda: "1.42.0")
+    with pytest.raises(ConfigError) as error:
+        require_flower()
+    assert str(error.value) == (
+        f"this needs Flower {TESTED}, Flower 1.42.0 is installed: "
+        "`pip install 'fedbn[flower]'` brings the right one"
+    )
