@@ -26,7 +26,7 @@ from fedbn.errors import Interrupted, TooFewClients
 from fedbn.experiments.jobs import Event
 from fedbn.experiments.runner import run_plan as run
 from fedbn.fast import allocator
-from fedbn.fast.weight_gradients import Helpers
+from fedbn.fast.weight_gradients import IdleCores
 from fedbn.methods.paper import centralized, fedavg, fedbn, silobn, singleset
 from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_runs
 
@@ -127,8 +127,8 @@ def test_gradients_left_to_idle_cores_change_no_bit(
     data = Federation("pictures", tuple(clients), ("0", "1"))
     monkeypatch.setattr("fedbn.fast.weight_gradients._WORTH_IT", 0)
     asked: list[object] = []
-    submit = Helpers.submit
-    monkeypatch.setattr(Helpers, "submit", lambda h, work: asked.append(work) or submit(h, work))
+    submit = IdleCores.submit
+    monkeypatch.setattr(IdleCores, "submit", lambda h, work: asked.append(work) or submit(h, work))
     alone = run(plan(fedbn(), data, model, rounds=3), workers=1)
     assert not asked
     for workers in (2, 3, 5):
