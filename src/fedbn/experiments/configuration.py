@@ -1,10 +1,6 @@
-"""Putting values into a configuration: one key, a table of changes, or a scale.
+"""Configurations: a TOML file, by path or by an experiment's name, flags and `--set`, then checked.
 
-What a configuration may hold at all: TOML of a sane depth, and plain values.
-
-Reading configurations: a TOML file, flags and `--set`, merged and then checked.
-
-The experiments that come with the package, by name.
+They hold plain values at a sane depth; a scale, a sweep or a change puts values into their place.
 """
 
 from __future__ import annotations

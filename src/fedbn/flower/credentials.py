@@ -1,6 +1,7 @@
-"""Keys and certificates, made here: an authority, the server's certificate, one EC key a site.
+"""Keys and certificates: an authority, the server's certificate, and one bundle a site.
 
-What a site is given: one file with its own key, the authority's certificate and the address.
+A bundle is the one file that a site is given: its own EC key, the authority's certificate and the
+server's address.
 """
 
 from __future__ import annotations
@@ -86,20 +87,16 @@ def certificate_bytes(certificate: x509.Certificate) -> bytes:
 
 def private_bytes(key: Key) -> bytes:
     """Render a private key as PEM."""
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    return _rendered(key, serialization.PrivateFormat.PKCS8)
 
 
 def ssh_private_bytes(key: Key) -> bytes:
     """Render a private key as OpenSSH does, the form that Flower's nodes read."""
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
+    return _rendered(key, serialization.PrivateFormat.OpenSSH)
+
+
+def _rendered(key: Key, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def public_bytes(key: Key) -> bytes:
@@ -155,7 +152,7 @@ def _name(host: str) -> x509.GeneralName:
 
 
 _FORMAT = 1
-_NAMES = {"site.json", "ca.crt", "site.key"}
+_NAMES = ("site.json", "ca.crt", "site.key")
 _MAX_BYTES = 100_000
 
 
@@ -183,11 +180,7 @@ class Bundle:
         about = json.dumps({"format": _FORMAT, **facts}, indent=2).encode()
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
-            for name, content in (
-                ("site.json", about),
-                ("ca.crt", self.ca),
-                ("site.key", self.key),
-            ):
+            for name, content in zip(_NAMES, (about, self.ca, self.key), strict=True):
                 archive.writestr(zipfile.ZipInfo(name), content)
         return buffer.getvalue()
 
@@ -213,7 +206,7 @@ def read_bundle(file: Path) -> Bundle:
             raise ValueError("too large")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             parts = {entry.filename: _read(archive, entry) for entry in archive.infolist()}
-        if parts.keys() != _NAMES:
+        if parts.keys() != {*_NAMES}:
             raise ValueError(f"it holds {', '.join(sorted(parts))[:100]}")
         about = json.loads(parts["site.json"])
         if about.pop("format") != _FORMAT:

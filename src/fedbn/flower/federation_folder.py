@@ -24,7 +24,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedbn.errors import ConfigError, unknown
+from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import read_toml
 from fedbn.flower import credentials
 from fedbn.flower.credentials import Bundle
@@ -121,12 +121,11 @@ class FederationFolder:
         check_sites([*info.sites, site])
         key = credentials.make_key()
         public = credentials.public_bytes(key)
+        host = f"[{info.host}]" if ":" in info.host else info.host
         bundle = Bundle(
             federation=info.id,
             site=site,
-            address=f"[{info.host}]:{info.port}"
-            if ":" in info.host
-            else f"{info.host}:{info.port}",
+            address=f"{host}:{info.port}",
             ca=self.ca.read_bytes(),
             key=credentials.ssh_private_bytes(key),
         )
@@ -151,13 +150,6 @@ def check_sites(sites: Sequence[str]) -> None:
             raise ConfigError(f"site {site!r} is there twice")
     if not sites:
         raise ConfigError("--sites: name at least one site, as nyu,usm")
-
-
-def known_site(info: FederationInfo, site: str) -> str:
-    """Check that a site belongs to the federation."""
-    if site not in info.sites:
-        raise ConfigError(unknown("site", site, info.sites))
-    return site
 
 
 def write_private(file: Path, content: bytes) -> None:

@@ -47,7 +47,6 @@ from fedbn.flower.internals_node import environment, follow, runtime_client
 from fedbn.text import one_line
 
 APP = Path(__file__).parent / "app"
-_CONFLICT = "already"
 
 
 # How long the server may be away (a restart) before a run gives up; its rounds are saved.

@@ -1,10 +1,9 @@
-"""A site's local part, kept by the site: it survives kills, restarts and messages done twice.
+"""One job at a site: trains and scores from the shared part sent and the local part kept here.
 
 Flower forgets a client's state when its node restarts and when a new run begins, so the site has
 its own: one folder for federation, site, run, job and model, in it the local part after every
-round that may still be asked for, written whole and with checksums.
-
-One job at a site: trains and scores from the shared part sent and the local part kept here.
+round that may still be asked for, written whole and with checksums. It survives kills, restarts
+and messages done twice.
 """
 
 from __future__ import annotations
