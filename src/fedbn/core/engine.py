@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -81,6 +81,9 @@ class Pool(Generic[S]):
         # Two results a thread may wait for an earlier one; more would cost a model's memory each.
         waiting = deque(self._submit(task, item) for item in islice(left, 2 * self._count))
         while waiting:
+            # Not for ever: a signal that comes right before a wait is heard only when it ends.
+            while not waiting[0].done():
+                wait([waiting[0]], timeout=_LOOK_SECONDS)
             result = waiting.popleft().result()
             waiting.extend(self._submit(task, item) for item in islice(left, 1))
             yield result
@@ -96,6 +99,7 @@ class Pool(Generic[S]):
         return self._threads.submit(work)
 
 
+_LOOK_SECONDS = 0.2  # how often a signal is looked for while clients train
 _WORTH_LOADING = 512
 
 
