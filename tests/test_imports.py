@@ -33,10 +33,11 @@ ALLOWED = {
     "tracking": {"errors", "experiments", "registry", "runs", "text"},
     "experiments": _BELOW | {"fast"},
     "flower": _BELOW | {"experiments", "fast"},
-    "trained": _BELOW | {"experiments", "results", "report"},
+    "trained": _BELOW | {"experiments"},
     "report": _BELOW | {"experiments", "results", "trained"},
     "paper": _BELOW | {"experiments", "report", "results", "trained"},
 }
+ALLOWED["cli"] = {*ALLOWED, *_FACE, "api"} - {"fast"}
 # Packages of others that only some places may import.
 ONLY_IN = {
     "flwr": ("flower/",),

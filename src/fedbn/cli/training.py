@@ -17,14 +17,13 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Progress, Stopper
-from fedbn.core.user_code import held_exits
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
 from fedbn.experiments.jobs import to_all
 from fedbn.experiments.planner import Planner, resolved
+from fedbn.experiments.process_pool import own_process
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
-from fedbn.fast.allocator import keep_freed_memory
 from fedbn.results import figures
 from fedbn.results.aggregate import ScoreTable, Summary, summarize
 from fedbn.runs import metrics
@@ -79,13 +78,12 @@ def train(
     log: Sequence[str] = (),
 ) -> bool:
     """Run, or go on running, in a folder that is held, and show how it goes."""
-    keep_freed_memory()
     trackers = find_trackers(log)
     progress = make_progress()
     tracking = Tracking(trackers, folder, progress)
     try:
         planner, listener = Planner(), to_all(progress, tracking)
-        with held_exits():
+        with own_process():
             todo = prepare(experiment, planner)
             return start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
     finally:

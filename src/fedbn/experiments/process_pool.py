@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from os import _exit
 from queue import Empty, SimpleQueue
@@ -70,7 +70,6 @@ def main(path: str, trust: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what a user's model prints must not mix with the events
-    keep_freed_memory()
     orders = Orders(sys.stdin)
     folder = RunFolder(path)
     known: dict[Key, Job] = {}
@@ -84,12 +83,20 @@ def main(path: str, trust: Sequence[str]) -> None:
         key = orders.jobs.get()
         try:
             known = known or _jobs(folder)
-            with held_exits():
+            with own_process():
                 execute(known[key], run)
         except BaseException as error:
             tell(_failure(key, error))
             if not isinstance(error, Interrupted):
                 _exit(1)  # not by the interpreter's end, which waits for who reads the orders
+
+
+@contextmanager
+def own_process() -> Iterator[None]:
+    """Keep freed memory and hold what would end the process: only where it exists to train."""
+    keep_freed_memory()
+    with held_exits():
+        yield
 
 
 def _jobs(folder: RunFolder) -> dict[Key, Job]:
