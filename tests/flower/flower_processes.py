@@ -94,7 +94,7 @@ class Federation:
 
     def rounds(self, name: str) -> list[dict]:
         files = list((self.folder.runs / name).rglob("rounds.jsonl"))
-        return [json.loads(line) for line in files[0].open()] if files else []
+        return [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
 
     def wait_for_round(self, name: str, number: int, process: subprocess.Popen) -> None:
         self.wait_for(lambda: any(r["round"] >= number for r in self.rounds(name)), process)

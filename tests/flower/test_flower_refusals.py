@@ -230,6 +230,14 @@ def test_a_site_that_does_not_fit_is_refused_before_round_1(bench, change, reaso
     assert not [event for event in bench.events if event.kind == "round"]
 
 
+def test_whose_node_is_seen_first_does_not_decide_who_is_refused(bench: Bench) -> None:
+    grid = bench.grid(mismatched({"classes": SWAPPED}))
+    nodes = grid.get_nodes
+    grid.get_nodes = lambda: nodes()[::-1]
+    with pytest.raises(TooFewClients, match=r"missing: photo: another class list: .* at plain"):
+        bench.run(grid)
+
+
 def test_the_server_cannot_make_a_site_run_code_of_its_choice(bench: Bench) -> None:
     raw = {**RAW, "model": {"name": "os:system", "args": {"command": "true"}}}
     with pytest.raises(TooFewClients, match="only with --trust os"):

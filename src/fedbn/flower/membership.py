@@ -99,8 +99,9 @@ def greet(grid: Grid, expected: Expected, order: Order, roster: Roster, limits: 
     }
     letters = {site: Letter(node, "query", messages.put(order)) for site, node in new.items()}
     mail = ask(grid, letters, f"hello {order.seed}", min(_HELLO_SECONDS, limits.wait), limits)
-    for site, node in new.items():
-        roster = _with(roster, expected, site, node, _heard(mail.contents, mail.faults, site))
+    for site in expected.ordered([*new]):  # the first of them sets what all must have in common
+        heard = _heard(mail.contents, mail.faults, site)
+        roster = _with(roster, expected, site, new[site], heard)
     return roster
 
 
