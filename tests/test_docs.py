@@ -174,3 +174,11 @@ def test_methods_of_the_contributing_page_run(tmp_path, monkeypatch):
 def test_the_round_in_plain_torch_is_shown_as_it_is():
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert (ROOT / "tests" / "independent_round.py").read_text() in page
+
+
+def test_the_files_that_the_architecture_names_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", page))
+    missing = [f for f in named if not any((ROOT / top / f).exists() for top in ("src/fedbn", "."))]
+    assert len(named) > 10
+    assert missing == []
