@@ -64,11 +64,13 @@ class Mean:
         total = 0.0
         sums: dict[Group, Tensor] = {}
         for update in updates:
-            first = not sums
             total += update.weight
             for group, vector in update.pack.vectors.items():
-                if first:
-                    sums[group] = _start(group, vector, update.weight)
+                if group not in sums:
+                    # Half precision is summed in float32.
+                    wide = torch.promote_types(group.dtype, torch.float32)
+                    first = vector.clone() if group.integer else vector.to(wide, copy=True)
+                    sums[group] = first if group.integer else first.mul_(update.weight)
                 elif group.integer:
                     torch.maximum(sums[group], vector, out=sums[group])
                 else:
@@ -89,15 +91,16 @@ class Sorted:
     """
 
     label: str
-    trimmed: Callable[[int], int]
+    fraction: float
     fewest: int = 1
 
     def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
-        """Sort each coordinate, cut both ends, average the rest."""
+        """Sort each coordinate, cut `fraction` of both ends, average the rest."""
         packs = [update.pack for update in updates]
         if not packs:
             return like
-        cut = self.trimmed(len(packs))
+        # 0.29 of 100 updates is 28.999999999999996 in floats, and means 29.
+        cut = min(int(self.fraction * len(packs) + 1e-9), (len(packs) - 1) // 2)
         return _by_group(packs, like, lambda rows: _middle(rows, cut))
 
 
@@ -144,7 +147,7 @@ def mean() -> Mean:
 
 def median() -> Sorted:
     """Build the coordinate-wise median; the mean of the two middle values for an even count."""
-    return Sorted("median", _all_but_the_middle)
+    return Sorted("median", 0.5)
 
 
 def trimmed_mean(fraction: float = 0.2) -> Sorted:
@@ -152,7 +155,7 @@ def trimmed_mean(fraction: float = 0.2) -> Sorted:
     if not 0 <= fraction < 0.5:
         raise ConfigError(f"fraction = {fraction!r} of the trimmed mean: legal is 0 <= x < 0.5")
     fewest = math.ceil(1 / fraction - 1e-9) if fraction else 1
-    return Sorted(f"trimmed({fraction:g})", _Fraction(float(fraction)), fewest)
+    return Sorted(f"trimmed({fraction:g})", float(fraction), fewest)
 
 
 def krum(f: int | None = None) -> Krum:
@@ -165,31 +168,10 @@ def multi_krum(f: int | None = None) -> Krum:
     return Krum(_count(f), keep=None)
 
 
-@dataclass(frozen=True)
-class _Fraction:
-    fraction: float
-
-    def __call__(self, n: int) -> int:
-        # 0.29 of 100 updates is 28.999999999999996 in floats, and means 29.
-        return min(int(self.fraction * n + 1e-9), (n - 1) // 2)
-
-
-def _all_but_the_middle(n: int) -> int:
-    return (n - 1) // 2
-
-
 def _count(f: int | None) -> int | None:
     if f is not None and (not isinstance(f, int) or f < 0):
         raise ConfigError(f"f = {f!r} of Krum: legal are whole numbers >= 0")
     return f
-
-
-def _start(group: Group, vector: Tensor, weight: float) -> Tensor:
-    """Begin a sum; half precision is summed in float32."""
-    if group.integer:
-        return vector.clone()
-    wide = torch.promote_types(group.dtype, torch.float32)
-    return vector.to(wide, copy=True).mul_(weight)
 
 
 def _by_group(packs: list[Pack], like: Pack, rule: Callable[[Tensor], Tensor]) -> Pack:
@@ -222,9 +204,6 @@ def _distances(packs: list[Pack]) -> Tensor:
     return table
 
 
-_Moment = Callable[[Tensor, Tensor, float], Tensor]
-
-
 @dataclass(frozen=True)
 class ServerOptimizer:
     r"""One step \(w \leftarrow w + \eta\, m / (\sqrt{v} + \tau)\), or \(w + \eta\, m\) without v.
@@ -242,6 +221,19 @@ class ServerOptimizer:
     beta1: float
     beta2: float = 0.99
     tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        legal = {
+            "lr": 0 < self.lr < math.inf,
+            "beta1": 0 <= self.beta1 < 1,
+            "beta2": 0 <= self.beta2 < 1,
+            "tau": 0 < self.tau < math.inf,
+        }
+        for name in (name for name, fine in legal.items() if not fine):
+            raise ConfigError(
+                f"{name} = {getattr(self, name)!r} of the server's {self.name}: "
+                "legal are lr > 0, tau > 0 and 0 <= beta < 1"
+            )
 
     @property
     def label(self) -> str:
@@ -275,7 +267,7 @@ class ServerOptimizer:
 
 
 # v after a round, from v before it and the squared pseudo-gradient.
-_SECOND_MOMENT: dict[str, _Moment] = {
+_SECOND_MOMENT: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "adam": lambda v, square, beta: beta * v + (1 - beta) * square,
     "yogi": lambda v, square, beta: v - (1 - beta) * square * torch.sign(v - square),
     "adagrad": lambda v, square, _: v + square,
@@ -284,39 +276,23 @@ _SECOND_MOMENT: dict[str, _Moment] = {
 
 def server_momentum(lr: float = 1.0, beta: float = 0.9) -> ServerOptimizer:
     """Build FedAvgM: plain momentum on the server."""
-    return _checked(ServerOptimizer("momentum", lr, beta))
+    return ServerOptimizer("momentum", lr, beta)
 
 
 def server_adam(
     lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> ServerOptimizer:
     """Build FedAdam."""
-    return _checked(ServerOptimizer("adam", lr, beta1, beta2, tau))
+    return ServerOptimizer("adam", lr, beta1, beta2, tau)
 
 
 def server_yogi(
     lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> ServerOptimizer:
     """Build FedYogi."""
-    return _checked(ServerOptimizer("yogi", lr, beta1, beta2, tau))
+    return ServerOptimizer("yogi", lr, beta1, beta2, tau)
 
 
 def server_adagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> ServerOptimizer:
     """Build FedAdagrad."""
-    return _checked(ServerOptimizer("adagrad", lr, beta1, 0.0, tau))
-
-
-def _checked(optimizer: ServerOptimizer) -> ServerOptimizer:
-    legal = {
-        "lr": 0 < optimizer.lr < float("inf"),
-        "beta1": 0 <= optimizer.beta1 < 1,
-        "beta2": 0 <= optimizer.beta2 < 1,
-        "tau": 0 < optimizer.tau < float("inf"),
-    }
-    for name, fine in legal.items():
-        if not fine:
-            raise ConfigError(
-                f"{name} = {getattr(optimizer, name)!r} of the server's {optimizer.name}: "
-                "legal are lr > 0, tau > 0 and 0 <= beta < 1"
-            )
-    return optimizer
+    return ServerOptimizer("adagrad", lr, beta1, 0.0, tau)

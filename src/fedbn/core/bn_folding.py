@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,8 +26,7 @@ _TOLERANCE = 1e-4
 ImageLayout = Literal["blocked", "plain"]
 
 
-@dataclass(frozen=True)
-class _Pair:
+class Pair(NamedTuple):
     """A layer, the BatchNorm after it, and the layer that stands for both."""
 
     layer: _Layer
@@ -36,6 +34,7 @@ class _Pair:
     folded: _Layer
 
     def refresh(self) -> None:
+        """Take over the layers' present values."""
         norm, weight, bias = self.norm, self.layer.weight, self.layer.bias
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -54,21 +53,16 @@ class FoldedModel(nn.Module):
     It reads the original's entries, so `refresh` must be called after they change.
     """
 
-    def __init__(self, graph: fx.GraphModule, pairs: list[_Pair], layout: ImageLayout):
+    def __init__(self, graph: fx.GraphModule, pairs: Sequence[Pair], layout: ImageLayout):
         super().__init__()
         self.graph = graph
-        self._pairs = pairs
+        self.pairs = pairs
         self.layout = layout
-
-    @property
-    def pairs(self) -> tuple[tuple[nn.Module, nn.Module, nn.Module], ...]:
-        """Each layer, the BatchNorm after it, and the layer that stands for both."""
-        return tuple((pair.layer, pair.norm, pair.folded) for pair in self._pairs)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the original's present values."""
-        for pair in self._pairs:
+        for pair in self.pairs:
             pair.refresh()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,17 +92,14 @@ def fold(
         True
     """
     training = model.training
+    blocks = x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
     try:
         for layout in layouts:
-            if (layout == "plain" or _has_blocks(x)) and _works(model, x, layout):
+            if (layout == "plain" or blocks) and _works(model, x, layout):
                 return _folded(model.eval(), layout)
         return None
     finally:
         model.train(training)
-
-
-def _has_blocks(x: Tensor) -> bool:
-    return x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def _works(model: nn.Module, x: Tensor, layout: ImageLayout) -> bool:
@@ -135,7 +126,7 @@ def _folded(model: nn.Module, layout: ImageLayout) -> FoldedModel | None:
         layer, norm = modules[before.target], modules[node.target]
         assert isinstance(layer, _LAYERS)
         assert isinstance(norm, _BatchNorm)
-        pair = _Pair(layer, norm, _stand_in(layer, layout))
+        pair = Pair(layer, norm, _stand_in(layer, layout))
         pairs.append(pair)
         before.target = f"{before.target}_folded"
         graph.add_submodule(before.target, pair.folded)

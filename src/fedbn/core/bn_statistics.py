@@ -28,8 +28,6 @@ from fedbn.core.federation import Split
 from fedbn.errors import DataError, FedbnError, ModelError, reason
 
 CHUNK = 256
-
-
 _DISORDER = (
     "the model calls its BatchNorm layers in an order that depends on the samples, so their "
     "statistics cannot be told apart"
@@ -96,7 +94,8 @@ class _Sweep:
             self.measuring += 1
         elif self.calls[place][0] is not layer:
             raise ModelError(_DISORDER)
-        _normalise_with(layer, self.calls[place][1])
+        moments = self.calls[place][1]
+        _set(layer, moments.mean, moments.biased)
 
     def _measure(self, layer: _BatchNorm, x: Tensor) -> None:
         if len(self.calls) == self.measuring:
@@ -126,8 +125,9 @@ def estimate_statistics(model: nn.Module, x: Tensor, chunk: int = CHUNK) -> None
     """
     if len(x) < 2:
         raise DataError(f"{len(x)} sample(s): statistics need at least 2")
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and _tracks(m)]
-    sweep = _Sweep(list(dict.fromkeys(layers)))
+    sweep = _Sweep(
+        [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    )
     sweep.whole = len(x) <= chunk
     data = Split(x, torch.zeros(len(x), dtype=torch.int64))
     model.eval()
@@ -164,7 +164,7 @@ def _pass(model: nn.Module, data: Split, chunk: int, sweep: _Sweep) -> bool:
 @contextmanager
 def _watched(sweep: _Sweep) -> Iterator[None]:
     handles = [layer.register_forward_pre_hook(sweep.see) for layer in sweep.layers]
-    kept = [(layer, _copies(layer)) for layer in sweep.layers]
+    kept = [(layer, [tensor.clone() for tensor in _running(layer)]) for layer in sweep.layers]
     try:
         yield
     finally:
@@ -174,25 +174,15 @@ def _watched(sweep: _Sweep) -> Iterator[None]:
             _set(layer, mean, var)
 
 
-def _tracks(layer: _BatchNorm) -> bool:
-    return layer.running_mean is not None and layer.running_var is not None
-
-
-def _copies(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+def _running(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
     assert layer.running_mean is not None
     assert layer.running_var is not None
-    return layer.running_mean.clone(), layer.running_var.clone()
+    return layer.running_mean, layer.running_var
 
 
 def _set(layer: _BatchNorm, mean: Tensor, var: Tensor) -> None:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    layer.running_mean.copy_(mean)
-    layer.running_var.copy_(var)
-
-
-def _normalise_with(layer: _BatchNorm, moments: _Moments) -> None:
-    _set(layer, moments.mean, moments.biased)
+    for tensor, value in zip(_running(layer), (mean, var), strict=True):
+        tensor.copy_(value)
 
 
 def _keep(layer: _BatchNorm, calls: list[_Moments]) -> None:

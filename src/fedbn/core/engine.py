@@ -62,9 +62,9 @@ class Pool(Generic[S]):
 
     def __init__(self, tools: Sequence[S]):
         self._tools: SimpleQueue[S] = SimpleQueue()
+        self._count = len(tools)
         for tool in tools:
             self._tools.put(tool)
-        self._count = len(tools)
         self._threads = ThreadPoolExecutor(
             self._count, initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -207,14 +207,9 @@ def told_apart(
     found: Iterable[list[Record] | Refusal],
 ) -> tuple[list[Record], list[Refusal]]:
     """Tell scores from who could not be scored."""
-    records: list[Record] = []
-    refusals: list[Refusal] = []
-    for one in found:
-        if isinstance(one, Refusal):
-            refusals.append(one)
-        else:
-            records += one
-    return records, refusals
+    every = list(found)
+    records = [record for one in every if not isinstance(one, Refusal) for record in one]
+    return records, [one for one in every if isinstance(one, Refusal)]
 
 
 def cores() -> int:

@@ -6,6 +6,7 @@ A `StateLayout` says where each entry lies; a `Pack` is the memory itself. The t
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -21,8 +22,6 @@ from fedbn.errors import ModelError
 # Entries begin on 64-byte borders, so a kernel sees the same alignment in every copy of a model
 # and gives the same bits.
 _ALIGN = 64
-
-
 _WORTH_LARGE_PAGES = 1 << 22
 
 
@@ -75,7 +74,7 @@ class StateLayout:
             offset = sizes.get(group, 0)
             places[entry.name] = (group, offset)
             step = _ALIGN // entry.dtype.itemsize
-            sizes[group] = offset + -(-torch.Size(entry.shape).numel() // step) * step
+            sizes[group] = offset + -(-math.prod(entry.shape) // step) * step
         return places, sizes
 
     def zeros(self, device: torch.device | str = "cpu") -> Pack:
@@ -126,10 +125,12 @@ class Pack:
     @cached_property
     def state(self) -> State:
         """The entries by name, as views of the vectors."""
-        return {
-            entry.name: self._view(*self.layout.places[entry.name], entry.shape)
-            for entry in self.layout.entries
-        }
+        found = {}
+        for entry in self.layout.entries:
+            group, begin = self.layout.places[entry.name]
+            end = begin + math.prod(entry.shape)
+            found[entry.name] = self.vectors[group][begin:end].view(entry.shape)
+        return found
 
     def copy_(self, other: Pack) -> None:
         """Take over another pack's values."""
@@ -138,11 +139,7 @@ class Pack:
 
     def clone(self, device: torch.device | str = "cpu") -> Pack:
         """Copy into memory of its own."""
-        if torch.device(device).type != "cpu":
-            return Pack(
-                self.layout, {g: v.detach().to(device, copy=True) for g, v in self.vectors.items()}
-            )
-        copied = self.layout.zeros()
+        copied = self.layout.zeros(device)
         copied.copy_(self)
         return copied
 
@@ -158,10 +155,6 @@ class Pack:
                     return name
         return None
 
-    def _view(self, group: Group, offset: int, shape: tuple[int, ...]) -> Tensor:
-        size = torch.Size(shape).numel()
-        return self.vectors[group][offset : offset + size].view(shape)
-
 
 def _memory(sizes: Mapping[Group, int]) -> dict[Group, Tensor]:
     """Make zeros for a pack, on pages of its own.
@@ -169,17 +162,12 @@ def _memory(sizes: Mapping[Group, int]) -> dict[Group, Tensor]:
     In the heap a client's small part would be put into the hole that a gradient of many megabytes
     left, and the next gradient would need a new one: tens of megabytes a client.
     """
-    steps = {group: -(-size * group.dtype.itemsize // _ALIGN) for group, size in sizes.items()}
-    whole = _ALIGN * sum(steps.values())
-    if not whole:
-        return {group: torch.zeros(0, dtype=group.dtype) for group in sizes}
-    pages, found, offset = _pages(whole), {}, 0
-    for group, size in sizes.items():
-        if not size:
-            found[group] = torch.zeros(0, dtype=group.dtype)
-            continue
-        found[group] = torch.frombuffer(pages, dtype=group.dtype, count=size, offset=offset)
-        offset += _ALIGN * steps[group]
+    found = {group: torch.zeros(0, dtype=group.dtype) for group in sizes}
+    room = {g: -(-n * g.dtype.itemsize // _ALIGN) * _ALIGN for g, n in sizes.items() if n}
+    pages, offset = _pages(sum(room.values())) if room else b"", 0
+    for group, size in room.items():
+        found[group] = torch.frombuffer(pages, dtype=group.dtype, count=sizes[group], offset=offset)
+        offset += size
     return found
 
 

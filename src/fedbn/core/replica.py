@@ -132,11 +132,10 @@ class Replica:
         self._scoring: tuple[Pack, Pack] | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
-            (module, name, module._buffers[name])
+            (module._buffers, name, copy.deepcopy(module._buffers[name]))
             for module in self.model.modules()
             for name in module._non_persistent_buffers_set
         ]
-        self._fresh = [None if value is None else value.clone() for _, _, value in self._passing]
         self.folded = None if habits.scoring else speedups.scoring(self.model)
         self.passes = speedups.passes(self.model)
 
@@ -147,8 +146,8 @@ class Replica:
         self._attributes.restore()
         self.shared.copy_(shared)
         self.local.copy_(local)
-        for (module, name, _), value in zip(self._passing, self._fresh, strict=True):
-            module._buffers[name] = None if value is None else value.clone()
+        for buffers, name, value in self._passing:
+            buffers[name] = copy.deepcopy(value)
 
     def collect(self) -> None:
         """Take over what the model put in the place of an entry, as `self.mean = new` does."""

@@ -7,8 +7,9 @@ FedBN (section 3, Algorithm 1) treats "BatchNorm layers" apart from all others. 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -67,7 +68,7 @@ class Entry:
     @property
     def bytes(self) -> int:
         """Bytes stored or sent for this entry; an alias costs nothing."""
-        return 0 if self.alias_of else _numel(self.shape) * self.dtype.itemsize
+        return 0 if self.alias_of else math.prod(self.shape) * self.dtype.itemsize
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -177,9 +178,7 @@ def _tied(entry: Entry, first: Entry) -> Entry:
             f"{first.name} ({first.kind}) and {entry.name} ({entry.kind}) are one tensor: "
             "it cannot both be shared and stay local. Untie them."
         )
-    return Entry(
-        entry.name, entry.kind, entry.shape, entry.dtype, entry.trainable, alias_of=first.name
-    )
+    return replace(entry, alias_of=first.name)
 
 
 def _check_tensor(name: str, value: object) -> None:
@@ -193,7 +192,3 @@ def _check_tensor(name: str, value: object) -> None:
         raise ModelError(
             f"entry {name} is {value.dtype}, {value.layout}: legal are dense real tensors"
         )
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
