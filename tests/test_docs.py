@@ -44,6 +44,8 @@ def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
         pytest.skip("a session: tests/paper/theory/test_theory_docs.py runs its page as a whole")
     if re.match(r"# \w+\.py\n", code):
         pytest.skip("a file of the tutorial: tests/test_tutorial.py runs its page as a whole")
+    if "flwr" in code:
+        pytest.importorskip("flwr", reason="flwr is not installed")
     file = tmp_path / "snippet.py"
     file.write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -182,3 +184,36 @@ def test_the_files_that_the_architecture_names_are_there():
     missing = [f for f in named if not any((ROOT / top / f).exists() for top in ("src/fedbn", "."))]
     assert len(named) > 10
     assert missing == []
+
+
+def test_the_loop_of_one_s_own_is_the_engine_s(tmp_path):
+    import torch
+    from torch import nn
+
+    import fedbn
+    from tiny import done, plan
+
+    code = next(b.values[0] for b in blocks("python") if "fedbn.split(state" in b.values[0])
+    loop = code[code.index("is_shared = ") :].strip().splitlines()
+    assert len(loop) <= 15
+    file = tmp_path / "loop.py"
+    file.write_text(code, encoding="utf-8")
+    found = runpy.run_path(str(file))
+
+    def net():
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = net()
+    clients = [
+        fedbn.Client(name, name, fedbn.Split(*given), {name: fedbn.Split(*given)})
+        for name, given in found["sites"].items()
+    ]
+    sites = fedbn.Federation("two", tuple(clients), ("low", "high"))
+    ended = done(plan(fedbn.fedbn(), sites, lambda: first, rounds=10, batch_size=None, lr=0.1))
+    for name, value in found["shared"].items():
+        torch.testing.assert_close(value, ended.shared.state[name], atol=1e-5, rtol=0)
+    for site, kept in found["local"].items():
+        for name, value in kept.items():
+            torch.testing.assert_close(value, ended.local[site].state[name], atol=1e-4, rtol=1e-5)

@@ -9,6 +9,7 @@ preflight                         what can be known before anything runs
 messages messaging membership     what is said, letters and answers, who takes part
 server_engine server_app          at the server: a round whose clients are sites, a whole run
 site site_job site_app            at a site: BatchNorm on its own disk, training, the answers
+client_mod                        FedBN in a Flower app of one's own: `keep_local`
 internals_server internals_node   all that Flower does not promise, and nothing else has
 ```
 
@@ -19,8 +20,12 @@ from __future__ import annotations
 
 import importlib.util
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from fedbn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedbn.flower.client_mod import keep_local as keep_local
 
 TESTED = "1.41"  # the Flower whose inner parts the two files know
 
@@ -40,3 +45,14 @@ def require_flower() -> None:
 def installed_flower() -> str:
     """The version of Flower that is installed."""
     return version("flwr")
+
+
+def __getattr__(name: str) -> Any:
+    """Import `keep_local` when it is first used: it needs Flower, and this file does not."""
+    if name != "keep_local":
+        raise AttributeError(f"module 'fedbn.flower' has no attribute {name!r}")
+    if importlib.util.find_spec("flwr") is None:
+        require_flower()
+    from fedbn.flower.client_mod import keep_local
+
+    return keep_local
