@@ -24,7 +24,7 @@ IMAGES = (3, 16, 16)
 
 
 class Large(nn.Module):
-    """More than a million parameters, so that weight gradients are computed beside the pass."""
+    """More than a million parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,21 +101,19 @@ def apart(one: RunState, other: RunState) -> float:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_left_out_only_last_bits_differ(name: str) -> None:
-    """By a hundred-thousandth of what training moved; in oneDNN's blocks by a hundredth."""
+    """By a hundred-thousandth of what training moved; of the deep CNN by a five-hundredth."""
     found, expected = (run_plan(made(name, fast), workers=2) for fast in (True, False))
     moved = apart(expected, initial_state(made(name, False)))
     assert moved > 0
-    assert apart(found, expected) <= (1e-2 if name == "digit_cnn" else 1e-5) * moved
+    assert apart(found, expected) <= (2e-3 if name == "digit_cnn" else 1e-5) * moved
 
 
 def test_what_was_chosen_is_said() -> None:
     assert chosen(made("small_cnn", False)) == {"engine": "plain"}
     assert chosen(made("digit_cnn", True)) == {
         "engine": "plain",
-        "memory_format": "blocked",
-        "weight_gradients": "beside the pass",
+        "memory_format": "channels_last",
     }
-    assert chosen(made("joined", True))["weight_gradients"] == "in the pass"
     assert chosen(replace(made("mlp", True), engine="batched")) == {"engine": "batched"}
     assert speedups(made("large", False)) is PLAIN
 

@@ -145,19 +145,15 @@ class OneByOne:
         has_bn = any(entry.kind in BATCHNORM for entry in entries(plan.initial_model))
         slower = has_bn and speedups is not PLAIN and any(r.folded is None for r in replicas)
         self._plan = plan
-        self._speedups = speedups
         self._pool = Pool(replicas)
         said = ["clients are scored without folding BatchNorm: slower"] if slower else []
         self.notes = [*found.notes, *said]
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
-
-        def work(replica: Replica, client: Client) -> Outcome:
-            with self._speedups.working():
-                return train_client(self._plan, replica, client, state)
-
-        return self._pool.ordered(work, clients)
+        return self._pool.ordered(
+            lambda replica, client: train_client(self._plan, replica, client, state), clients
+        )
 
     def score(
         self, clients: Sequence[Client], state: RunState
@@ -180,7 +176,6 @@ class OneByOne:
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
-        self._speedups.close()
 
 
 def measured_or_refused(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +21,7 @@ from fedbn.errors import ModelError
 # Entries begin on 64-byte borders, so a kernel sees the same alignment in every copy of a model
 # and gives the same bits.
 _ALIGN = 64
-_WORTH_LARGE_PAGES = 1 << 22
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 @dataclass(frozen=True)
@@ -164,19 +163,8 @@ def _memory(sizes: Mapping[Group, int]) -> dict[Group, Tensor]:
     """
     found = {group: torch.zeros(0, dtype=group.dtype) for group in sizes}
     room = {g: -(-n * g.dtype.itemsize // _ALIGN) * _ALIGN for g, n in sizes.items() if n}
-    pages, offset = _pages(sum(room.values())) if room else b"", 0
+    pages, offset = mmap.mmap(-1, sum(room.values()), **_PRIVATE) if room else b"", 0
     for group, size in room.items():
         found[group] = torch.frombuffer(pages, dtype=group.dtype, count=sizes[group], offset=offset)
         offset += size
     return found
-
-
-def _pages(size: int) -> mmap.mmap:
-    """Take zeroed pages from the system, large ones for a large pack: fewer faults."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= _WORTH_LARGE_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages

@@ -7,63 +7,21 @@ workers, not clients. What may be done with such a model for speed alone comes i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbn.core.bn_folding import FoldedModel
-from fedbn.core.method import Method, Penalty
+from fedbn.core.method import Method
 from fedbn.core.packing import Pack, StateLayout
-from fedbn.core.plan import Training
 from fedbn.core.randomness import seeded
 from fedbn.core.state import entries, unwrap
 from fedbn.core.user_code import NONE, Attributes, Habits
 from fedbn.errors import ModelError
-
-
-class Passes(Protocol):
-    """How batches go through one model while it trains."""
-
-    def begin(
-        self,
-        training: Training,
-        penalties: Sequence[Penalty],
-        shared: Sequence[Tensor],
-        anchor: Sequence[Tensor],
-    ) -> None:
-        """Hear what is trained next, as `rounds.ClientWork` has it."""
-
-    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Pass a batch through the model."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute all gradients that the optimiser needs."""
-
-    def step(self) -> None:
-        """Do what is left to do after the optimiser's step."""
-
-
-class PlainPasses:
-    """The passes as torch does them."""
-
-    def begin(self, *_: object) -> None:
-        """Nothing depends on what is trained."""
-
-    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
-        """Pass a batch through the model."""
-        found: Tensor = model(x.contiguous())
-        return found
-
-    def backward(self, loss: Tensor) -> None:
-        """Compute all gradients."""
-        loss.backward()
-
-    def step(self) -> None:
-        """The optimiser did everything."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +29,13 @@ class Speedups:
     """What is done for speed alone; by default nothing.
 
     Attributes:
-        passes: Gives a model the passes it is trained with.
+        layout: Lays a batch out in memory as the model takes it.
         scoring: Gives a model the one that is scored in its place; None for itself.
-        working: Entered by a thread while it trains a client.
-        close: Ends what works beside.
         chosen: What was chosen, in words for a run's records.
     """
 
-    passes: Callable[[nn.Module], Passes] = lambda model: PlainPasses()
+    layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
     scoring: Callable[[nn.Module], FoldedModel | None] = lambda model: None
-    working: Callable[[], AbstractContextManager[None]] = nullcontext
-    close: Callable[[], None] = lambda: None
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -137,7 +91,7 @@ class Replica:
             for name in module._non_persistent_buffers_set
         ]
         self.folded = None if habits.scoring else speedups.scoring(self.model)
-        self.passes = speedups.passes(self.model)
+        self.layout = speedups.layout
 
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""

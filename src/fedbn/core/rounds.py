@@ -21,7 +21,7 @@ from fedbn.core.method import DirectPenalty, Penalty
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import CLASSIFICATION, Objective, Plan, Training
 from fedbn.core.randomness import generator, number
-from fedbn.core.replica import Passes, PlainPasses, Replica
+from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
 from fedbn.core.user_code import contained
 from fedbn.errors import FedbnError, TooFewClients, reason
@@ -149,11 +149,12 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         replica.shared_parameters,
         replica.anchor(state.shared) if plan.method.penalties else (),
         plan.objective,
+        replica.layout,
     )
     replica.load(state.shared, state.local[client.name])
     try:
         with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
-            loss = local_train(work, replica.passes)
+            loss = local_train(work)
             replica.collect()
     except Exception as error:
         return failure(client, "", error)
@@ -174,6 +175,7 @@ class ClientWork:
         shared: The shared trainable parameters of the model.
         anchor: Their values as received.
         objective: The loss.
+        layout: Lays a batch out in memory as the model takes it.
     """
 
     model: nn.Module
@@ -185,18 +187,12 @@ class ClientWork:
     shared: Sequence[nn.Parameter] = ()
     anchor: Sequence[Tensor] = ()
     objective: Objective = CLASSIFICATION
+    layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
 
 
-def local_train(work: ClientWork, passes: Passes | None = None) -> float:
-    """Train a client's model for one round, in place; returns the mean loss seen on the way.
-
-    Args:
-        work: What is trained, on what and how.
-        passes: How batches go through the model; None for torch's own way.
-    """
+def local_train(work: ClientWork) -> float:
+    """Train a client's model for one round, in place; returns the mean loss seen on the way."""
     model, data, training = work.model, work.data, work.training
-    passes = passes or PlainPasses()
-    passes.begin(training, work.penalties, work.shared, work.anchor)
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in work.penalties if isinstance(p, DirectPenalty)]
     by_graph = [p for p in work.penalties if not isinstance(p, DirectPenalty)]
@@ -207,15 +203,14 @@ def local_train(work: ClientWork, passes: Passes | None = None) -> float:
         if data.augment is not None:
             x = data.augment(x, work.draws)
         optimizer.zero_grad(set_to_none=True)
-        loss = work.objective.loss(passes.outputs(model, x), y)
+        loss = work.objective.loss(model(work.layout(x)), y)
         whole = loss
         for penalty in by_graph:
             whole = whole + penalty.value(work.shared, work.anchor)
-        passes.backward(whole)
+        whole.backward()
         for penalty in direct:
             penalty.add_gradient(work.shared, work.anchor)
         optimizer.step()
-        passes.step()
         total += loss.detach() * len(y)
         seen += len(y)
     optimizer.zero_grad(set_to_none=True)
