@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation, Split
 from fedbn.core.method import local
 from fedbn.core.plan import Plan, Training
@@ -292,3 +293,33 @@ def test_an_activation_used_twice_is_applied_twice():
 def test_stacks_are_of_equal_size():
     plan = Plan(parse_method("fedbn"), federation(*[4] * 10), bn_net, Training())
     assert stack_size(plan) == 10
+
+
+def test_however_many_steps_are_gathered_at_once_the_bits_are_the_same(monkeypatch):
+    monkeypatch.setattr("fedbn.fast.stacked_training.stack_size", lambda plan: 4)
+    training = Training(rounds=2, local_epochs=3, batch_size=5, lr=0.1)
+    plan = Plan(parse_method("fedbn"), federation(*UNEQUAL), bn_net, training, engine="batched")
+
+    many = run(plan)
+    monkeypatch.setattr("fedbn.fast.stacked_training._BATCH_NUMBERS", 1)
+    one = run(plan)
+
+    assert distance(many, one) == 0
+
+
+def test_an_absurd_update_in_a_stack_is_refused_as_it_is_alone():
+    data = federation(8, 8, 8)
+    far = replace(data.clients[1], train=Split(1e7 * data.clients[1].train.x, torch.ones(8).long()))
+    data = replace(data, clients=(data.clients[0], far, data.clients[2]))
+    training = Training(rounds=1, batch_size=4, lr=0.1)
+    plan = Plan(parse_method("fedavg"), data, lambda: nn.Sequential(nn.Linear(3, 2)), training)
+
+    refused = []
+    for crew in (Stacks(plan, 1), OneByOne(plan, 1)):
+        _, report = run_round(plan, initial_state(plan), crew.train)
+        crew.close()
+        refused.append(report.refusals)
+
+    assert [refusal.client for refusal in refused[0]] == ["b"]
+    assert "moves the model by" in refused[0][0].reason
+    assert refused[0][0].client == refused[1][0].client

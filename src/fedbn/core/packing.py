@@ -11,6 +11,7 @@ import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,7 @@ _ALIGN = 64
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The entries that share a vector: one dtype, and trainable or not."""
 
     dtype: torch.dtype

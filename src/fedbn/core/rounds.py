@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +57,13 @@ class RunState:
 
 @dataclass(frozen=True)
 class Update:
-    """What a client's training gave."""
+    """What a client's training gave; `near` where that was looked at already (`surely_near`)."""
 
     client: str
     shared: Pack
     local: Pack
     loss: float
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,9 @@ def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Ite
         >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]
         [3, 4, 3]
     """
-    left = steps
-    for _ in count():
-        for part in torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes):
-            if not left:
-                return
-            left -= 1
-            yield part
+    for done in range(0, steps, len(sizes)):
+        parts = torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes)
+        yield from parts[: steps - done]
 
 
 def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
@@ -264,8 +260,9 @@ def _accepted(
     plan: Plan, chosen: Sequence[Client], outcomes: Iterable[Outcome], report: Report, before: Pack
 ) -> Iterator[Weighted]:
     for client, outcome in zip(chosen, outcomes, strict=True):
-        if isinstance(outcome, Update) and (fault := absurd(outcome.shared, before)):
-            outcome = Refusal(client.name, fault)
+        if isinstance(outcome, Update) and not outcome.near:
+            fault = absurd(outcome.shared, before)
+            outcome = Refusal(client.name, fault) if fault else outcome
         if isinstance(outcome, Refusal):
             report.refusals.append(outcome)
             continue
@@ -304,21 +301,33 @@ def absurd(update: Pack, before: Pack) -> str | None:
         >>> absurd(start, start) is None, absurd(far, start) is None
         (True, False)
     """
-    groups = [g for g in before.vectors if g.trainable and not g.integer]
-    new, old = ([pack.vectors[g] for g in groups] for pack in (update, before))
-    # |new - old| <= |new| + |old|: two passes without a copy clear nearly every update.
-    length = _length(old)
-    if _length(new) + length <= _MOST * (length + 1):
+    if bool(surely_near(update, before)):
         return None
-    doubled = [(n.double(), o.double()) for n, o in zip(new, old, strict=True)]
-    moved, length = _length([n - o for n, o in doubled]), _length([o for _, o in doubled])
+    pairs = zip(_trained(update), _trained(before), strict=True)
+    doubled = [(new.double(), old.double()) for new, old in pairs]
+    moved = float(_length([new - old for new, old in doubled]))
+    length = float(_length([old for _, old in doubled]))
     if moved <= _MOST * (length + 1):
         return None
     return f"its update moves the model by {moved:.3g}, the model's own norm is {length:.3g}"
 
 
-def _length(vectors: Sequence[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(vector)) for vector in vectors))
+def surely_near(updates: Pack, before: Pack) -> Tensor:
+    """Tell which updates, one or a row each, need no closer look: nearly every one.
+
+    |new - old| <= |new| + |old|: two passes without a copy.
+    """
+    length = _length(_trained(before))
+    return _length(_trained(updates)) + length <= _MOST * (length + 1)
+
+
+def _trained(pack: Pack) -> list[Tensor]:
+    return [v for group, v in pack.vectors.items() if group.trainable and not group.integer]
+
+
+def _length(vectors: Sequence[Tensor]) -> Tensor:
+    lengths = [torch.linalg.vector_norm(vector, dim=-1).double() for vector in vectors]
+    return torch.linalg.vector_norm(torch.stack(lengths), dim=0) if lengths else torch.zeros(())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ client's row is what the client would have computed alone, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -71,33 +70,23 @@ class Stack:
         }
         self._tensors |= self.leaves
         self._layers = list(_layers(model))
-        self._room: Tensor | None = None
 
     @torch.no_grad()
     def load(self, shared: Pack, local: Sequence[Pack]) -> None:
         """Become these clients: everyone's shared part, and each one's own."""
-        for group, vectors in self.shared.vectors.items():
-            vectors[: len(local)] = shared.vectors[group]
-        for group, vectors in self.local.vectors.items():
-            for row, pack in enumerate(local):
-                vectors[row] = pack.vectors[group]
+        for group, rows in self.shared.vectors.items():
+            rows[: len(local)] = shared.vectors[group]
+        for group, rows in self.local.vectors.items():
+            torch.stack([pack.vectors[group] for pack in local], out=rows[: len(local)])
 
-    def room(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Memory for a batch, with anything in it.
-
-        It is always the same: a batch of many megabytes in the heap would leave a hole that
-        something small and lasting settles in, once a stack.
-        """
-        size = prod(shape)
-        if self._room is None or self._room.dtype != like.dtype or len(self._room) < size:
-            with torch.inference_mode(False):  # training will use it too
-                self._room = torch.empty(size, dtype=like.dtype)
-        return self._room[:size].view(shape)
-
-    def copy_out(self, row: int, local: Pack) -> Pack:
-        """Copy one client's local part into a pack, and its shared part into a new one."""
-        local.copy_(Pack(local.layout, {g: v[row] for g, v in self.local.vectors.items()}))
-        return Pack(self.shared.layout, {g: v[row].clone() for g, v in self.shared.vectors.items()})
+    @torch.no_grad()
+    def rows(self, count: int) -> tuple[Pack, Pack]:
+        """Copy the first clients' shared and local parts, a row each."""
+        shared, local = (
+            Pack(part.layout, {group: rows[:count].clone() for group, rows in part.vectors.items()})
+            for part in (self.shared, self.local)
+        )
+        return shared, local
 
     def forward(self, x: Tensor, counts: Tensor | None, training: bool) -> Tensor:
         """Compute all clients' outputs.
@@ -196,6 +185,13 @@ def _rows(layout: StateLayout, count: int) -> Pack:
         group: torch.zeros(count, size, dtype=group.dtype) for group, size in layout.sizes.items()
     }
     return Pack(layout, vectors)
+
+
+def unbound(rows: Pack, count: int) -> list[Pack]:
+    """Give each row as a pack of its own; its memory stays the rows'."""
+    groups, vectors = [*rows.vectors], [rows.vectors[group].unbind() for group in rows.vectors]
+    each = zip(*vectors, strict=True) if vectors else ((),) * count
+    return [Pack(rows.layout, dict(zip(groups, row, strict=True))) for row in each]
 
 
 def _views(rows: Pack, count: int) -> dict[str, Tensor]:

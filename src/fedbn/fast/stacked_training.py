@@ -1,15 +1,17 @@
-"""Many clients with small dense models, trained in stacks (see `stacking`)."""
+"""Many clients with small dense models, trained in stacks (`stacked_models`)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
-from itertools import zip_longest
+from dataclasses import dataclass
+from itertools import cycle, islice, zip_longest
 from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import Client, Split
@@ -24,13 +26,13 @@ from fedbn.core.rounds import (
     Refusal,
     RunState,
     Update,
-    batches,
     examined,
     make_optimizer,
+    surely_near,
     train_client,
 )
 from fedbn.core.scoring import Score, score_client, score_records, scored, splits_of
-from fedbn.fast.stacked_models import Stack, unstackable
+from fedbn.fast.stacked_models import Stack, unbound, unstackable
 
 log = logging.getLogger("fedbn")
 
@@ -87,22 +89,22 @@ def unbatchable(plan: Plan) -> str | None:
 
 def stack_size(plan: Plan) -> int:
     """How many clients a stack holds; depends on the plan alone, so that results do too."""
-    joined = 2 if plan.training.last_batch == "merge" else 1
-    samples = min(joined * (plan.training.batch_size or plan.largest), plan.largest) + 1
-    numbers = samples * prod(plan.federation.input_shape)
     parameters = sum(p.numel() for p in plan.initial_model.parameters())
-    most = max(1, min(_MOST, _BATCH_NUMBERS // numbers, _PARAMETERS // parameters))
+    most = max(1, min(_MOST, _BATCH_NUMBERS // _batch_numbers(plan), _PARAMETERS // parameters))
     clients = len(plan.federation.clients)
     return -(-clients // -(-clients // most))  # stacks of equal size, none longer than `most`
 
 
+def _batch_numbers(plan: Plan) -> int:
+    """The numbers of the largest batch of one client."""
+    joined = 2 if plan.training.last_batch == "merge" else 1
+    samples = min(joined * (plan.training.batch_size or plan.largest), plan.largest) + 1
+    return samples * prod(plan.federation.input_shape)
+
+
 def train_stack(
-    plan: Plan,
-    stack: Stack,
-    clients: Sequence[Client],
-    state: RunState,
-    local: Mapping[str, Pack],
-) -> Iterator[Outcome]:
+    plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState
+) -> list[Outcome]:
     """Train a stack of clients for one round; an outcome each, in their order.
 
     Args:
@@ -110,14 +112,140 @@ def train_stack(
         stack: What they become.
         clients: No more than the stack has room for.
         state: Where they start from.
-        local: Where each one's new local part is put.
     """
+    count = len(clients)
     stack.load(state.shared, [state.local[client.name] for client in clients])
-    losses = _train(plan, stack, clients, state)
-    for row, client in enumerate(clients):
-        own = local[client.name]
-        shared = stack.copy_out(row, own)
-        yield examined(Update(client.name, shared, own, float(losses[row])))
+    losses = _train(plan, stack, clients, state).tolist()
+    shared, local = stack.rows(count)
+    near = surely_near(shared, state.shared).expand(count).tolist()
+    parts = zip(unbound(shared, count), unbound(local, count), strict=True)
+    updates = [
+        Update(client.name, *packs, loss, is_near)
+        for client, packs, loss, is_near in zip(clients, parts, losses, near, strict=True)
+    ]
+    finite = (_finite(shared, count) & _finite(local, count)).tolist()
+    return [u if good else examined(u) for u, good in zip(updates, finite, strict=True)]
+
+
+def _finite(rows: Pack, count: int) -> Tensor:
+    """Tell which rows are surely finite: a sum is, unless a number is not, or it overflows."""
+    sums = [v.sum(dim=1) for group, v in rows.vectors.items() if not group.integer]
+    return torch.stack(sums).isfinite().all(dim=0) if sums else torch.ones(count, dtype=torch.bool)
+
+
+def _train(plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState) -> Tensor:
+    optimizer = make_optimizer(list(stack.leaves.values()), plan.training)
+    names = [e.name for e in stack.shared.layout.entries if e.trainable]
+    shared = [stack.leaves[name] for name in names]
+    anchor = [state.shared.state[name] for name in names]
+    total, seen = torch.zeros(len(clients), dtype=torch.float64), torch.zeros(len(clients))
+    for batch in _batches(plan, clients, state.round + 1):
+        optimizer.zero_grad(set_to_none=True)
+        losses = _losses(stack.forward(batch.x, batch.counts, training=True), batch)
+        losses.sum().backward()
+        for penalty in plan.method.penalties:
+            assert isinstance(penalty, Proximal)
+            penalty.add_gradient(shared, anchor)
+        _step(optimizer, stack, batch.counts)
+        total += losses.detach() * batch.sizes
+        seen += batch.sizes
+    return total / seen
+
+
+def _step(optimizer: torch.optim.Optimizer, stack: Stack, counts: Tensor | None) -> None:
+    """Move all clients that had a batch; the others have finished their round."""
+    if counts is None or bool(counts.all()):
+        optimizer.step()
+        return
+    idle = (counts == 0).nonzero().flatten()
+    kept = [leaf.detach()[idle].clone() for leaf in stack.leaves.values()]
+    optimizer.step()
+    with torch.no_grad():
+        for leaf, values in zip(stack.leaves.values(), kept, strict=True):
+            leaf[idle] = values
+
+
+@dataclass(frozen=True)
+class StackedBatch:
+    """A batch of each client, padded with zeros to the largest.
+
+    Attributes:
+        x: (clients, samples, ...).
+        y: (clients, samples).
+        counts: How many samples of each client count; None for all.
+    """
+
+    x: Tensor
+    y: Tensor
+    counts: Tensor | None
+
+    @property
+    def sizes(self) -> Tensor | int:
+        """Each client's samples."""
+        return self.y.shape[1] if self.counts is None else self.counts
+
+
+def _batches(plan: Plan, clients: Sequence[Client], round: int) -> Iterator[StackedBatch]:
+    """Give the batches of a round, each client's in the order that it has alone."""
+    lengths = [len(client.train) for client in clients]
+    cuts = {n: plan.training.sizes(n) for n in set(lengths)}
+    steps = [plan.training.steps(n, plan.largest) for n in lengths]
+    sizes = [list(islice(cycle(cuts[n]), k)) for n, k in zip(lengths, steps, strict=True)]
+    orders = [
+        _order(n, cuts[n], k, generator(plan.seed, "order", round, client.name))
+        for client, n, k in zip(clients, lengths, steps, strict=True)
+    ]
+    at_once = max(1, _BATCH_NUMBERS // (len(clients) * _batch_numbers(plan)))
+    for begin in range(0, max(steps), at_once):
+        now = [own[begin : begin + at_once] for own in sizes]
+        starts = [sum(own[:begin]) for own in sizes]
+        given = [
+            client.train.batch(order[start : start + sum(own)])
+            for client, order, start, own in zip(clients, orders, starts, now, strict=True)
+        ]
+        yield from _side_by_side(given, now)
+
+
+def _order(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Tensor:
+    """All samples of `rounds.batches`, one after another."""
+    passes = range(-(-steps // len(sizes)))
+    orders = [torch.randperm(n, generator=draws)[: sum(sizes)] for _ in passes]
+    return orders[0] if len(orders) == 1 else torch.cat(orders)
+
+
+def _side_by_side(
+    given: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[list[int]]
+) -> Iterator[StackedBatch]:
+    """Cut each client's samples into batches of its sizes, and give those of a step together."""
+    xs, ys = [x for x, _ in given], [y for _, y in given]
+    if all(own == sizes[0] for own in sizes):
+        x, y = torch.stack(xs), torch.stack(ys)
+        for part in zip(x.split(sizes[0], dim=1), y.split(sizes[0], dim=1), strict=True):
+            yield StackedBatch(*part, None)
+        return
+    cut = [
+        [*zip(x.split(own), y.split(own), strict=True)]
+        for x, y, own in zip(xs, ys, sizes, strict=True)
+    ]
+    nothing = [(x[:0], y[:0]) for x, y in given]
+    for step in range(max(map(len, sizes))):
+        now = [
+            own[step] if step < len(own) else none for own, none in zip(cut, nothing, strict=True)
+        ]
+        x, y = (pad_sequence([part[i] for part in now], batch_first=True) for i in (0, 1))
+        counts = torch.tensor([len(part[1]) for part in now])
+        yield StackedBatch(x, y, None if bool((counts == y.shape[1]).all()) else counts)
+
+
+def _losses(outputs: Tensor, batch: StackedBatch) -> Tensor:
+    """Each client's mean loss over its own samples."""
+    flat = functional.cross_entropy(
+        outputs.flatten(0, 1), batch.y.flatten(), reduction="none"
+    ).view(batch.y.shape)
+    if batch.counts is None:
+        return flat.mean(dim=1)
+    mask = torch.arange(flat.shape[1]) < batch.counts[:, None]
+    return torch.where(mask, flat, 0).sum(dim=1) / batch.counts.clamp(min=1)
 
 
 def score_stack(
@@ -136,100 +264,25 @@ def score_stack(
     return [record for records in found for record in records]
 
 
-def _train(plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState) -> Tensor:
-    training = plan.training
-    optimizer = make_optimizer(list(stack.leaves.values()), training)
-    names = [e.name for e in stack.shared.layout.entries if e.trainable]
-    shared = [stack.leaves[name] for name in names]
-    anchor = [state.shared.state[name] for name in names]
-    orders = [
-        batches(
-            len(c.train),
-            training.sizes(len(c.train)),
-            plan.steps(c),
-            generator(plan.seed, "order", state.round + 1, c.name),
-        )
-        for c in clients
-    ]
-    total, seen = torch.zeros(len(clients), dtype=torch.float64), torch.zeros(len(clients))
-    while True:
-        index = [next(order, None) for order in orders]
-        if all(part is None for part in index):
-            return total / seen
-        x, y, counts = _padded(stack, [client.train for client in clients], index)
-        optimizer.zero_grad(set_to_none=True)
-        losses = _losses(stack.forward(x, _unequal(counts, x), training=True), y, counts)
-        losses.sum().backward()
-        for penalty in plan.method.penalties:
-            assert isinstance(penalty, Proximal)
-            penalty.add_gradient(shared, anchor)
-        _step(optimizer, stack, counts)
-        total += losses.detach().double() * counts
-        seen += counts
-
-
-def _step(optimizer: torch.optim.Optimizer, stack: Stack, counts: Tensor) -> None:
-    """Move all clients that had a batch; the others have finished their round."""
-    idle = (counts == 0).nonzero().flatten()
-    kept = [leaf.detach()[idle].clone() for leaf in stack.leaves.values()] if len(idle) else []
-    optimizer.step()
-    with torch.no_grad():
-        for leaf, values in zip(stack.leaves.values(), kept, strict=False):
-            leaf[idle] = values
-
-
-def _padded(
-    stack: Stack, splits: Sequence[Split | None], index: Sequence[Tensor | slice | None]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring a batch of each client together, padded with zeros to the largest, and their sizes."""
-    parts = [
-        None if split is None or some is None else split.batch(some)
-        for split, some in zip(splits, index, strict=True)
-    ]
-    counts = torch.tensor([0 if part is None else len(part[1]) for part in parts])
-    first = next(part[0] for part in parts if part is not None)
-    most = int(counts.max())
-    x = stack.room(first, (len(parts), most, *first.shape[1:]))
-    y = torch.zeros(len(parts), most, dtype=torch.int64)
-    for row, part in enumerate(parts):
-        count = int(counts[row])
-        if part is not None:
-            x[row, :count], y[row, :count] = part
-        if count < most:
-            x[row, count:] = 0
-    return x, y, counts
-
-
-def _unequal(counts: Tensor, x: Tensor) -> Tensor | None:
-    return None if bool((counts == x.shape[1]).all()) else counts
-
-
-def _losses(outputs: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Each client's mean loss over its own samples."""
-    clients, samples, classes = outputs.shape
-    flat = functional.cross_entropy(
-        outputs.reshape(-1, classes), y.reshape(-1), reduction="none"
-    ).view(clients, samples)
-    mask = torch.arange(samples) < counts[:, None]
-    return torch.where(mask, flat, 0).sum(dim=1) / counts.clamp(min=1)
-
-
 @torch.inference_mode()
 def _scores(stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
+    some = next(split for split in splits if split is not None)
     lengths = [0 if split is None else len(split) for split in splits]
     loss = torch.zeros(len(splits), dtype=torch.float64)
-    predicted: list[list[Tensor]] = [[] for _ in splits]
+    predicted = []
     for begin in range(0, max(lengths), _SCORED_AT_ONCE):
-        part = slice(begin, begin + _SCORED_AT_ONCE)
-        index = [part if begin < length else None for length in lengths]
-        x, y, counts = _padded(stack, splits, index)
-        outputs = stack.forward(x, _unequal(counts, x), training=False)
-        loss += _losses(outputs, y, counts).double() * counts
-        for row, count in enumerate(counts.tolist()):
-            predicted[row].append(outputs[row, :count].argmax(dim=1))
+        given = [
+            (split or some).batch(slice(begin, min(begin + _SCORED_AT_ONCE, length)))
+            for split, length in zip(splits, lengths, strict=True)
+        ]
+        for batch in _side_by_side(given, [[len(y)] for _, y in given]):
+            outputs = stack.forward(batch.x, batch.counts, training=False)
+            loss += _losses(outputs, batch) * batch.sizes
+            predicted.append(outputs.argmax(dim=2))
+    each = zip(splits, lengths, loss.tolist(), torch.cat(predicted, dim=1), strict=True)
     return [
-        None if split is None else scored(split, [(float(loss[row]), torch.cat(predicted[row]))])
-        for row, split in enumerate(splits)
+        None if split is None else scored(split, [(lost, guessed[:length])])
+        for split, length, lost, guessed in each
     ]
 
 
@@ -247,11 +300,8 @@ class Stacks:
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         """Train these clients for one round."""
-        # What lasts is made before anything that passes: it would settle in the large holes
-        # that stacks leave in the heap, and each next stack would need new ones.
-        local = {c.name: state.local[c.name].layout.zeros() for c in clients}
         for outcomes in self._pool.ordered(
-            lambda stack, some: self._train(stack, some, state, local), self._cut(clients)
+            lambda stack, some: self._train(stack, some, state), self._cut(clients)
         ):
             yield from outcomes
 
@@ -281,11 +331,9 @@ class Stacks:
     def _cut(self, clients: Sequence[Client]) -> list[Sequence[Client]]:
         return [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
 
-    def _train(
-        self, stack: Stack, clients: Sequence[Client], state: RunState, local: Mapping[str, Pack]
-    ) -> list[Outcome]:
+    def _train(self, stack: Stack, clients: Sequence[Client], state: RunState) -> list[Outcome]:
         try:
-            return list(train_stack(self._plan, stack, clients, state, local))
+            return train_stack(self._plan, stack, clients, state)
         except Exception:
             log.debug("a stack failed; its clients train one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)
