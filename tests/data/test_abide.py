@@ -145,7 +145,7 @@ def test_faults_of_the_table_are_named(study):
     with pytest.raises(DataError, match="no FILE_ID 'NYU_0050003'"):
         abide()
     table.write_text(text.replace("DX_GROUP", "DX"))
-    with pytest.raises(DataError, match="no column DX_GROUP"):
+    with pytest.raises(DataError, match="no column 'DX_GROUP'"):
         abide()
     table.unlink()
     with pytest.raises(DataError, match="no Phenotypic"):

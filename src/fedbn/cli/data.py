@@ -19,7 +19,7 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.core.federation import Client, Federation, Finding, in_order
 from fedbn.data.benchmarks import PicturesInfo
-from fedbn.data.checks import examine, examine_benchmark, examine_path
+from fedbn.data.checks import examine, examine_benchmark, examine_path, stopped
 from fedbn.data.storage import data_root
 from fedbn.data.survey import survey
 from fedbn.datasets import info_of
@@ -109,17 +109,13 @@ def _row(facts: dict[str, Any]) -> list[object]:
     here = "yours" if own else "yes" if facts["here"] else "no"
     if not facts["installed"]:
         here = f"needs fedbn[{facts['extra']}]"
-    source = "your own files" if own else facts["source"]
-    classes = facts["classes"] or "any"
-    return [
-        facts["name"],
-        facts["clients"],
-        classes,
-        facts["shape"],
-        here,
-        source,
-        facts["licence"],
-    ]
+    changed = {
+        "classes": facts["classes"] or "any",
+        "here": here,
+        "source": "your own files" if own else facts["source"],
+    }
+    columns = ("name", "clients", "classes", "shape", "here", "source", "licence")
+    return [(facts | changed)[column] for column in columns]
 
 
 @app.command(epilog=_SHOW)
@@ -239,32 +235,24 @@ def _own(section: DataSection) -> list[Finding]:
         options,
         lambda changed: load_federation(section.model_copy(update=changed)),
     )
-    if not _stopped(found):
+    if not stopped(found):
         say(data_name(section)[1] or "")
     return found
 
 
 def _registered(section: DataSection) -> list[Finding]:
     """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
-    found = _read(section)
     name, _ = data_name(section)
+    try:
+        found = examine(load_federation(section))
+    except DataError as error:
+        found = [Finding("error", "", name, str(error))]
     info = None if ":" in name else info_of(name)
     if not isinstance(info, PicturesInfo):
         return found
     files = examine_benchmark(info.benchmark, Path(section.path or data_root() / name))
-    if _stopped(files) and _stopped(found):
+    if stopped(files) and stopped(found):
         return files
     # Pictures that no client takes stop nobody.
     found += [replace(f, severity="warning") if f.severity == "error" else f for f in files]
     return found
-
-
-def _read(section: DataSection) -> list[Finding]:
-    try:
-        return examine(load_federation(section))
-    except DataError as error:
-        return [Finding("error", "", data_name(section)[0], str(error))]
-
-
-def _stopped(found: list[Finding]) -> bool:
-    return any(finding.severity == "error" for finding in found)

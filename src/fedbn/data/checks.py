@@ -221,7 +221,7 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
         depth = options.get("depth")  # which nobody has checked yet
         white = depth if isinstance(depth, int) else DEPTH
         faults += _array_files(place) if kind == "arrays" else picture_findings(place, white)
-        if not _stopped(faults):
+        if not stopped(faults):
             # Pictures were looked at one by one: only what a run would say is new.
             faults += (f for f in _federation(read({})) if kind == "arrays" or _is_new(f))
     return in_order(faults)
@@ -250,7 +250,7 @@ def _tables(path: Path, options: Mapping[str, Any], read: Read, faults: list[Fin
         text = "data.label is not set: classes were not checked"
         faults.append(Finding("note", "", shown(path), text))
         return
-    before = _stopped(faults)
+    before = stopped(faults)
     try:
         # Empty cells are reported already, and must not hide what else there is.
         faults += _federation(read({"missing": "mean"} if before else {}))
@@ -269,5 +269,6 @@ def _array_files(folder: Path) -> Iterator[Finding]:
             yield refusal(error, file, file.stem)
 
 
-def _stopped(faults: Iterable[Finding]) -> bool:
+def stopped(faults: Iterable[Finding]) -> bool:
+    """Tell whether a run would stop."""
     return any(fault.severity == "error" for fault in faults)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fedbn.core.federation import Split
 from fedbn.core.randomness import generator, number, stratified
 from fedbn.data.digit_files import DIGIT_DOMAINS, Digits, DigitSource, describe_forms, find_source
 from fedbn.data.digit_rendering import SIDE, rendered
@@ -47,6 +48,12 @@ def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
     }
     limit = None if whole else TRAIN_SIZE
     return cached("digits", key, lambda: _arrays(*train_and_test(source, seed, limit)))
+
+
+def split_of(arrays: Arrays, part: str, cut: slice = slice(None), x: str = "") -> Split:
+    """Take `train` or `test` of prepared arrays, or some of it; images may be another's, `x`."""
+    images, labels = arrays[x or f"{part}_x"], arrays[f"{part}_y"]
+    return Split(torch.from_numpy(images)[cut], torch.from_numpy(labels)[cut])
 
 
 def train_and_test(

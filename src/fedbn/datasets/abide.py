@@ -11,7 +11,6 @@ and mapped from there (1.6 GB for all four sites), so that several processes sha
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +23,8 @@ from torch import Tensor
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.data.benchmarks import Count, TestShare
 from fedbn.data.image_folders import Division, check_folder
-from fedbn.data.storage import Info, cached, data_root, fingerprint
+from fedbn.data.storage import Arrays, Info, cached, data_root, fingerprint
+from fedbn.data.table_files import read_table
 from fedbn.errors import DataError
 from fedbn.text import shown
 
@@ -207,33 +207,25 @@ def phenotype_table(folder: Path) -> Path:
 
 def _phenotypes(folder: Path) -> dict[str, tuple[str, str]]:
     """Site and diagnosis (1 autism, 2 control) by FILE_ID."""
-    table = phenotype_table(folder)
-    with table.open(encoding="utf-8-sig", newline="") as stream:
-        rows = csv.DictReader(stream)
-        for name in ("FILE_ID", "SITE_ID", "DX_GROUP"):
-            if name not in (rows.fieldnames or ()):
-                raise DataError(f"{shown(table)}: no column {name}")
-        known = {row["FILE_ID"]: (row["SITE_ID"], row["DX_GROUP"]) for row in rows}
-    for subject, (_, diagnosis) in known.items():
+    table = read_table(phenotype_table(folder))
+    subjects, sites, found = (
+        table.column(name, "ABIDE's phenotypes") for name in ("FILE_ID", "SITE_ID", "DX_GROUP")
+    )
+    for subject, diagnosis in zip(subjects, found, strict=True):
         if diagnosis not in _LABELS:
-            raise DataError(f"{shown(table)}: DX_GROUP {diagnosis!r} of {subject}: legal are 1, 2")
-    return known
+            raise DataError(f"{table.where}: DX_GROUP {diagnosis!r} of {subject}: legal are 1, 2")
+    return dict(zip(subjects, zip(sites, found, strict=True), strict=True))
 
 
 def _split(subjects: Subjects, window: int, stride: int) -> Split:
     files = [file for file, _ in subjects]
-    depends_on = {
-        "windows": _VERSION,
-        "window": window,
-        "stride": stride,
-        "files": fingerprint(files),
-    }
+    key = {"windows": _VERSION, "window": window, "stride": stride, "files": fingerprint(files)}
 
-    def make() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
+    def make() -> Arrays:
         x, counts = read_windows(files, window, stride)
         return {"x": x.numpy(), "counts": np.array(counts)}
 
-    made = cached("abide", depends_on, make)
+    made = cached("abide", key, make)
     counts = torch.from_numpy(np.array(made["counts"]))
     labels = torch.tensor([label for _, label in subjects]).repeat_interleave(counts)
     groups = torch.arange(len(subjects)).repeat_interleave(counts)

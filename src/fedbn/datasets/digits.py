@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-import torch
-
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation
 from fedbn.data.benchmarks import (
     ClientsPerDomain,
     Count,
@@ -31,6 +29,7 @@ from fedbn.data.digit_domains import (
     Synth,
     mnist_m_domain,
     original,
+    split_of,
     synth_digits_domain,
 )
 from fedbn.data.digit_files import DIGIT_DOMAINS
@@ -130,11 +129,7 @@ def _cuts(size: int, percent: int, clients: int, whole: bool) -> list[slice]:
 def _clients(
     domain: str, arrays: Arrays, cuts: Sequence[slice], test_limit: int | None
 ) -> Iterator[Client]:
-    x, y = torch.from_numpy(arrays["train_x"]), torch.from_numpy(arrays["train_y"])
-    test = Split(
-        torch.from_numpy(arrays["test_x"])[:test_limit],
-        torch.from_numpy(arrays["test_y"])[:test_limit],
-    )
+    test = split_of(arrays, "test", slice(test_limit))
     for part, cut in enumerate(cuts, start=1):
         name = domain if len(cuts) == 1 else f"{domain}-{part}"
-        yield Client(name, domain, Split(x[cut], y[cut]), {domain: test})
+        yield Client(name, domain, split_of(arrays, "train", cut), {domain: test})

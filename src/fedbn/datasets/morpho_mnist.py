@@ -15,16 +15,15 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 from scipy import ndimage
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation
 from fedbn.core.randomness import number
 from fedbn.data.benchmarks import Count
-from fedbn.data.digit_domains import DigitsInfo, colour28, needed_source, prepared
+from fedbn.data.digit_domains import DigitsInfo, colour28, needed_source, prepared, split_of
 from fedbn.data.storage import Arrays, cached, fingerprint
 from fedbn.errors import ConfigError
 
@@ -115,7 +114,7 @@ def swell(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
 
     R is twice the stroke's width, and at least four pixels of the image.
     """
-    centre = _points(shape.skeleton)[draws.integers(shape.skeleton.sum())]
+    centre = np.argwhere(shape.skeleton)[draws.integers(shape.skeleton.sum())]
     reach = max(2 * shape.thickness, 4.0 * SCALE)
     place = np.indices(shape.grey.shape, np.float64) - centre[:, None, None]
     radius = np.hypot(*place) / reach
@@ -129,8 +128,8 @@ def swell(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
 def fracture(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
     """Cut through the stroke, at right angles to its middle line, away from ends and forks."""
     broken = shape.inside.copy()
-    line = _points(shape.skeleton)
-    free = _points(shape.skeleton & _plain(shape.skeleton))
+    line = np.argwhere(shape.skeleton)
+    free = np.argwhere(shape.skeleton & _plain(shape.skeleton))
     candidates = free if len(free) else line
     for _ in range(strength.fractures):
         centre = candidates[draws.integers(len(candidates))]
@@ -158,10 +157,6 @@ def _plain(skeleton: Mask) -> Mask:
         return np.ones_like(skeleton)
     plain: Mask = ndimage.distance_transform_edt(~special) > _FREE
     return plain
-
-
-def _points(mask: Mask) -> NDArray[np.int64]:
-    return np.argwhere(mask)
 
 
 def _skeleton(inside: Mask) -> Mask:
@@ -233,8 +228,13 @@ def morpho_mnist(
     arrays = cached(
         "morpho_mnist", key, lambda: _arrays(prepared(source, 0), train, test, strength, seed)
     )
-    clients = tuple(_client(name, arrays) for name in CHANGES)
-    return Federation("morpho_mnist", clients, tuple("0123456789"), (_REMARK,))
+    clients = []
+    for name in CHANGES:
+        train_split, test_split = (
+            split_of(arrays, part, x=f"{name}_{part}_x") for part in ("train", "test")
+        )
+        clients.append(Client(name, name, train_split, {name: test_split}))
+    return Federation("morpho_mnist", tuple(clients), tuple("0123456789"), (_REMARK,))
 
 
 def change_images(
@@ -260,11 +260,3 @@ def _arrays(mnist: Arrays, train: int, test: int | None, strength: Strength, see
             made = change_images(mnist[f"{part}_x"][:size, 0], changes, strength, draws)
             arrays[f"{name}_{part}_x"] = colour28(made)
     return arrays
-
-
-def _client(name: str, arrays: Arrays) -> Client:
-    train, test = (
-        Split(torch.from_numpy(arrays[f"{name}_{part}_x"]), torch.from_numpy(arrays[f"{part}_y"]))
-        for part in ("train", "test")
-    )
-    return Client(name, name, train, {name: test})

@@ -8,6 +8,7 @@ BatchNorm. Texts of tables become one-hot over the values of all sites. Parquet 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -89,10 +90,9 @@ def arrays(path: str | None = None) -> Federation:
             "data.path is needed for data 'arrays': a folder with one NAME.npz a client"
         )
     folder = Path(path)
-    files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    if not files:
+    if not (files := sorted(folder.glob("*.npz"))):
         raise DataError(f"{folder}: no clients; expected one NAME.npz a client")
     check_distinct(files)
     contents = {file: read_npz(file) for file in files}
@@ -104,30 +104,22 @@ def arrays(path: str | None = None) -> Federation:
     return Federation(folder.resolve().name, tuple(clients), classes)
 
 
+_yours = partial(Info, classes=0, source="data.path", licence="yours")
 INFO = {
-    "folders": Info(
+    "folders": _yours(
         title="Your own pictures: SITE/CLASS/*.png, *.jpg, ...",
         clients="one a folder",
-        classes=0,
         shape="3×size×size",
-        source="data.path",
-        licence="yours",
     ),
-    "arrays": Info(
+    "arrays": _yours(
         title="Your own arrays: a folder with one NAME.npz a client",
         clients="one a file",
-        classes=0,
         shape="any",
-        source="data.path",
-        licence="yours",
     ),
-    "tables": Info(
+    "tables": _yours(
         title="Your own tables: one CSV or Parquet file a site, or one file with a site column",
         clients="one a file, or one a value of data.site",
-        classes=0,
         shape="features",
-        source="data.path",
-        licence="yours",
     ),
 }
 

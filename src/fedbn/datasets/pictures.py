@@ -22,22 +22,13 @@ from fedbn.data.storage import data_root
 
 __all__ = ["domainnet", "office_caltech10"]
 
+_THINGS = "backpack bike calculator headphones keyboard laptop monitor mouse mug projector"
+_DRAWN = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra"
 
 OFFICE_CALTECH10 = Benchmark(
     name="office_caltech10",
     domains=("amazon", "caltech", "dslr", "webcam"),
-    classes=(
-        "backpack",
-        "bike",
-        "calculator",
-        "headphones",
-        "keyboard",
-        "laptop",
-        "monitor",
-        "mouse",
-        "mug",
-        "projector",
-    ),
+    classes=tuple(_THINGS.split()),
     aliases={
         "caltech10": "caltech",
         "caltech_10": "caltech",
@@ -58,18 +49,7 @@ OFFICE_CALTECH10 = Benchmark(
 DOMAINNET = Benchmark(
     name="domainnet",
     domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
-    classes=(
-        "bird",
-        "feather",
-        "headphones",
-        "ice_cream",
-        "teapot",
-        "tiger",
-        "whale",
-        "windmill",
-        "wine_glass",
-        "zebra",
-    ),
+    classes=tuple(_DRAWN.split()),
     aliases={"wineglass": "wine_glass", "icecream": "ice_cream", "head_phones": "headphones"},
 )
 

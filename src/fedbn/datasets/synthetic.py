@@ -18,6 +18,7 @@ from torch import Tensor
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator
 from fedbn.data.benchmarks import Count
+from fedbn.data.digit_domains import split_of
 from fedbn.data.digit_rendering import rendered
 from fedbn.data.storage import Info
 from fedbn.errors import ConfigError
@@ -39,11 +40,8 @@ def synth_digits(
         seed: Decides the images.
     """
     arrays, remark = rendered(train, test, fonts, seed)
-    train_x, train_y, test_x, test_y = (
-        torch.from_numpy(arrays[name]) for name in ("train_x", "train_y", "test_x", "test_y")
-    )
-    tests = {"synthdigits": Split(test_x, test_y)}
-    client = Client("synthdigits", "synthdigits", Split(train_x, train_y), tests)
+    train_split, test_split = (split_of(arrays, part) for part in ("train", "test"))
+    client = Client("synthdigits", "synthdigits", train_split, {"synthdigits": test_split})
     return Federation("synth_digits", (client,), tuple("0123456789"), (remark,))
 
 
