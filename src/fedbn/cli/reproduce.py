@@ -26,7 +26,7 @@ from fedbn.paper.configurations import Asked, asked, is_there, shown_run
 from fedbn.paper.items import ALL, Entry, Outcome, Request, Scale, entries, find
 from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
-from fedbn.paper.theory import study
+from fedbn.paper.theory.study import study
 from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, write_atomically

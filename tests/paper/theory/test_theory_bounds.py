@@ -7,19 +7,9 @@ import math
 import pytest
 
 from fedbn.errors import ConfigError
-from fedbn.paper.theory import (
-    bound,
-    compare,
-    evolution,
-    first_violation,
-    gram_fedavg,
-    initial_network,
-    least_eigenvalue,
-    personalise,
-    random_clients,
-    required_width,
-    start_gram,
-)
+from fedbn.paper.theory.convergence import bound, compare, first_violation, required_width
+from fedbn.paper.theory.kernels import evolution, gram_fedavg, least_eigenvalue, start_gram
+from fedbn.paper.theory.network import initial_network, personalise, random_clients
 
 
 def test_bound_by_hand() -> None:

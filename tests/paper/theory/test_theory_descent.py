@@ -11,15 +11,12 @@ from torch import Tensor
 from torch.func import jacrev
 
 from fedbn.errors import ConfigError
-from fedbn.paper.theory import (
+from fedbn.paper.theory.convergence import descend, federated_round, joint_step
+from fedbn.paper.theory.kernels import evolution, least_eigenvalue
+from fedbn.paper.theory.network import (
     Network,
     Samples,
-    descend,
-    evolution,
-    federated_round,
     initial_network,
-    joint_step,
-    least_eigenvalue,
     personalise,
     pool,
     predict,

@@ -10,20 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbn.paper.theory import (
+from fedbn.paper.theory.convergence import joint_step
+from fedbn.paper.theory.kernels import evolution, jacobians, least_eigenvalue, tangent_kernel
+from fedbn.paper.theory.network import (
     Network,
     Samples,
-    evolution,
     initial_network,
-    jacobians,
-    joint_step,
-    least_eigenvalue,
     loss,
     personalise,
     pool,
     predict,
     random_clients,
-    tangent_kernel,
 )
 
 ALPHA = 2.0

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from fedbn.errors import ConfigError
-from fedbn.paper.theory import (
+from fedbn.paper.theory.kernels import (
     block_diagonal,
     gram_fedavg,
     gram_fedbn,
     least_eigenvalue,
     monte_carlo_gram,
-    pool,
-    random_clients,
     spectrum,
 )
+from fedbn.paper.theory.network import pool, random_clients
 
 PI = math.pi
 

@@ -11,16 +11,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from fedbn.paper.theory import (
-    Samples,
-    compare,
-    dependence,
-    gram_fedavg,
-    least_eigenvalue,
-    pool,
-    random_clients,
-    start_gram,
-)
+from fedbn.paper.theory.convergence import compare, dependence
+from fedbn.paper.theory.kernels import gram_fedavg, least_eigenvalue, start_gram
+from fedbn.paper.theory.network import Samples, pool, random_clients
 
 
 def rows(*vectors: list[float]) -> Tensor:

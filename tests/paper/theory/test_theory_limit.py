@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedbn.paper.theory import (
+from fedbn.paper.theory.convergence import compare
+from fedbn.paper.theory.kernels import (
     block_diagonal,
-    compare,
     gram_fedavg,
-    initial_network,
     jacobians,
     least_eigenvalue,
-    pool,
-    random_clients,
     start_gram,
 )
+from fedbn.paper.theory.network import initial_network, pool, random_clients
 
 
 @pytest.mark.parametrize("dim", [2, 5, 20])

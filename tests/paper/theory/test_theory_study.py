@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-import fedbn.paper.theory
 from fedbn.errors import ConfigError
 from fedbn.paper.paper_figures import draw_theory
-from fedbn.paper.theory import Study, random_clients, study
+from fedbn.paper.theory.network import random_clients
+from fedbn.paper.theory.study import Study, study
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,11 +70,6 @@ def test_plain_values() -> None:
 def test_wrong_numbers_are_named() -> None:
     with pytest.raises(ConfigError, match="steps=0"):
         study(steps=0)
-
-
-def test_public_names() -> None:
-    assert sorted(fedbn.paper.theory.__all__) == fedbn.paper.theory.__all__
-    assert all(hasattr(fedbn.paper.theory, name) for name in fedbn.paper.theory.__all__)
 
 
 def test_the_figure(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def joint_step(network: Network, samples: Samples, eta: float) -> Network:
     """One step of gradient descent on all clients' loss: `θ ← θ − η ∇L(θ)`.
 
     Examples:
-        >>> from fedbn.paper.theory import initial_network, random_clients
+        >>> from fedbn.paper.theory.network import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> net = initial_network(4, width=20, alpha=1.0)
         >>> bool(loss(joint_step(net, data, 0.1), data) < loss(net, data))
@@ -67,7 +67,7 @@ def federated_round(network: Network, samples: Samples, eta: float) -> Network:
     clients' step is `N η`, so that `eta` means the same as in `joint_step` for shared parameters.
 
     Examples:
-        >>> from fedbn.paper.theory import initial_network, random_clients
+        >>> from fedbn.paper.theory.network import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> net = initial_network(4, width=20, alpha=1.0)
         >>> torch.allclose(federated_round(net, data, 0.1).v, joint_step(net, data, 0.1).v)
@@ -108,7 +108,7 @@ def descend(
     """Train for a number of steps (`joint_step`) or rounds (`federated_round`).
 
     Examples:
-        >>> from fedbn.paper.theory import initial_network, random_clients
+        >>> from fedbn.paper.theory.network import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> course = descend(initial_network(4, width=20, alpha=1.0), data, eta=0.1, steps=3)
         >>> len(course.errors), course.errors[3] < course.errors[0]

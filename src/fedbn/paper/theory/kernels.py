@@ -85,7 +85,7 @@ def gram_fedbn(samples: Samples, alpha: float = 1.0) -> Tensor:
     """G*∞ in closed form: the blocks of G∞ on the diagonal, one a client, and zero elsewhere.
 
     Examples:
-        >>> from fedbn.paper.theory import pool
+        >>> from fedbn.paper.theory.network import pool
         >>> two = pool([[[1.0]], [[2.0]]], [[0.0], [0.0]], center=False)
         >>> gram_fedbn(two).tolist()
         [[0.5, 0.0], [0.0, 2.0]]
@@ -157,7 +157,7 @@ def start_gram(samples: Samples, *, angles: int = 48) -> Tensor:
         angles: Nodes of the φ integral for pairs of clients (one node is exact where `A = B`).
 
     Examples:
-        >>> from fedbn.paper.theory import gram_fedavg, pool
+        >>> from fedbn.paper.theory.network import pool
         >>> x = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
         >>> unit = pool([x], [[0.0, 0.0]], center=False, moments=[torch.eye(2)])
         >>> torch.allclose(start_gram(unit), gram_fedavg(x, alpha=3.0) / (9 * 2), rtol=1e-12)
@@ -243,7 +243,7 @@ def jacobians(network: Network, samples: Samples) -> Jacobians:
     `1_pk = 1{γ_k v_kᵀx_p > 0}`.
 
     Examples:
-        >>> from fedbn.paper.theory import initial_network, random_clients
+        >>> from fedbn.paper.theory.network import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> [tuple(j.shape) for j in jacobians(initial_network(4, width=5, alpha=1.0), data)]
         [(6, 5, 4), (6, 5)]
@@ -265,7 +265,7 @@ def evolution(network: Network, samples: Samples, alpha: float) -> Evolution:
     with `G*_pq = G_pq · 1{i_p = i_q}`, since a client's γ moves no other client's predictions.
 
     Examples:
-        >>> from fedbn.paper.theory import initial_network, random_clients
+        >>> from fedbn.paper.theory.network import initial_network, random_clients
         >>> data = random_clients(clients=2, per_client=3, dim=4)
         >>> net = initial_network(4, width=50, alpha=2.0)
         >>> now, auto = evolution(net, data, alpha=2.0), tangent_kernel(net, data, alpha=2.0)
@@ -284,7 +284,7 @@ def tangent_kernel(network: Network, samples: Samples, alpha: float) -> Evolutio
     """The same by automatic differentiation, knowing nothing but the forward pass.
 
     Examples:
-        >>> from fedbn.paper.theory import initial_network, personalise, random_clients
+        >>> from fedbn.paper.theory.network import initial_network, personalise, random_clients
         >>> data = random_clients(clients=2, per_client=2, dim=4)
         >>> net = personalise(initial_network(4, width=5, alpha=1.0), clients=2)
         >>> float(tangent_kernel(net, data, alpha=1.0).g[0, 2])

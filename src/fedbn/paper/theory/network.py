@@ -247,7 +247,6 @@ def predict(network: Network, samples: Samples) -> Tensor:
         f(x) = (1/√m) Σ_k c_k σ(γ_{k,i} v_kᵀx / ‖v_k‖_{S_i}),   i the client of x.
 
     Examples:
-        >>> from fedbn.paper.theory import pool
         >>> one = pool([[[2.0], [-2.0]]], [[0.0, 0.0]])
         >>> net = Network(*(torch.tensor(p, dtype=torch.float64) for p in ([[1]], [[3]], [1])))
         >>> predict(net, one).tolist()
@@ -266,7 +265,6 @@ def loss(network: Network, samples: Samples) -> Tensor:
     Equation 3 prints `(1/NM) ‖f − y‖²` instead, whose gradients are `2/(NM)` times these.
 
     Examples:
-        >>> from fedbn.paper.theory import pool
         >>> one = pool([[[2.0], [-2.0]]], [[1.0, 1.0]])
         >>> net = Network(*(torch.tensor(p, dtype=torch.float64) for p in ([[1]], [[3]], [1])))
         >>> loss(net, one).item()
