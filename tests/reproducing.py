@@ -30,6 +30,7 @@ def request(name: str, folder: Path, *settings: str, scale: str = "quick") -> Re
         workers=1,
         label="; ".join(wanted.changes),
         changes=wanted.changes,
+        cut=wanted.cut,
     )
 
 

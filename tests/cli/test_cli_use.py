@@ -82,6 +82,15 @@ def test_compare_scores_all_ways_and_stores_the_chosen(finished: Path, new: Path
     content = json.loads(manifest.read_text())
     assert (content["how"], content["samples"]) == ("finetune", 40)
     assert {"average", "reestimate", "finetune"} <= content["scores"].keys()
+    assert "how_was" not in content  # a person chose
+
+
+def test_a_way_that_was_chosen_on_the_scored_samples_says_so(finished: Path, new: Path):
+    answer = call("adapt", finished, "--data", new, "--as", "x", "--compare")
+    assert answer.code == 0, answer.err
+    assert "was chosen on the samples that it was scored on: on new data expect less" in answer.err
+    (manifest,) = finished.glob("adapted/fedbn/default/seed-0/x/manifest.json")
+    assert "chosen on the samples" in json.loads(manifest.read_text())["how_was"]
 
 
 def test_join_makes_a_new_run_with_one_client_more(finished: Path, new: Path):

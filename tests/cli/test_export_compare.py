@@ -105,13 +105,13 @@ def test_two_methods_of_one_run(finished: Path) -> None:
     assert answer.code == 0, answer.err
     assert "fedavg → fedbn" in answer.out
     assert "better" not in answer.out.partition("\n\n")[0]
-    assert "1 seed in common" in answer.out
+    assert "n = 1 seed (0)" in answer.out
+    assert "fedavg → fedbn" in call("compare", finished).out  # every pair, where none is named
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["RUN"], "one run: name two of its methods"),
         (["RUN", "--methods", "fedbn"], "one run: name two of its methods"),
         (["RUN", "RUN", "RUN"], "3 runs"),
         (["RUN", "nowhere"], "no run here"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +19,33 @@ from fedbn.paper.trained_items import tables_of
 from fedbn.results.aggregate import Key, ScoreTable
 
 ROWS = (
-    Row(("fedavg",), (Cell(60.0, 1.0, 62.86, 1.49), Cell(81.0))),
+    Row(("fedavg",), (Cell(60.0, 1.0, 62.86, 1.49, seeds=5), Cell(81.0))),
     Row(("=cmd",), (Cell(71.5, None, 71.04, 0.2), None)),
 )
 TABLE = Table("t", "A title with 100 %", ("svhn", "synth_digits"), ROWS, "Quick scale.")
 
 
-def test_a_difference_is_within_two_deviations_or_not() -> None:
-    near, far, free = Cell(60.0, 1.0, 62.86, 1.49), Cell(71.5, None, 71.04, 0.2), Cell(81.0)
-    assert (near.within, far.within, free.within) == (True, False, None)
-    assert far.difference == pytest.approx(0.46)
-    assert Cell(1.0, None, 2.0).within is None  # the paper gives no deviation
+def test_the_interval_of_a_difference_holds_both_spreads() -> None:
+    near = Cell(60.0, 1.0, 62.86, 1.49, seeds=5)
+    assert near.apart == pytest.approx((-4.758, -0.962), abs=1e-3)  # ± 2.365 √(1²/5 + 1.49²/5)
+    assert replace(near, cut=True).apart is None
+    assert Cell(71.5, None, 71.04, 0.2).apart is None  # one seed
+    assert Cell(1.0, 1.0, 2.0, seeds=5).apart is None  # the paper gives no deviation
 
 
 def test_a_table_shows_ours_the_papers_and_the_difference() -> None:
     assert list(output.lines(TABLE)) == [
         ["fedavg", "60.00 (1.00)", "81.00"],
         ["paper", "62.86 (1.49)", "–"],
-        ["ours − paper", "−2.86 ✓", "–"],
+        ["ours − paper", "−2.86", "–"],
+        ["95 % interval", "−4.76 to −0.96", "–"],
         ["=cmd", "71.50", "–"],
         ["paper", "71.04 (0.20)", "–"],
         ["ours − paper", "+0.46", "–"],
     ]
-    assert output.notes(TABLE).endswith("within two of the paper's standard deviations.")
+    assert output.notes(TABLE).endswith("the paper's five trials).")
+    cut = Table("t", "", ("a",), (Row(("x",), (Cell(1.0, 1.0, 2.0, 1.0, seeds=5, cut=True),)),))
+    assert output.notes(cut) == "The protocol was cut: no interval of the difference."
 
 
 def test_markdown_and_latex_are_whole() -> None:
@@ -56,7 +61,7 @@ def test_csv_has_a_line_a_cell_and_no_formula() -> None:
     rows = list(csv.DictReader(io.StringIO(output.to_csv(TABLE))))
     assert [row["method"] for row in rows] == ["fedavg", "fedavg", "'=cmd"]
     assert rows[0]["difference"] == "-2.86"
-    assert [row["within_two_std"] for row in rows] == ["true", "", "false"]
+    assert [row["difference_low"] for row in rows] == ["-4.75787", "", ""]
 
 
 def test_what_was_cut_is_said() -> None:

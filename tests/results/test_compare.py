@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fedbn.errors import ConfigError
-from fedbn.results.comparison import Side, changes, compare, markdown
+from fedbn.results.comparison import Side, changes, compare, explanation, markdown
+from fedbn.results.paired_tests import paired
 from scores import record
 
 
@@ -33,30 +34,78 @@ def test_every_client_is_judged_and_the_mean() -> None:
     ]
     assert pair.lines[0].a == pytest.approx(50)
     assert pair.lines[0].test.difference == pytest.approx(100 * (0.4 + 0.39 + 0.4) / 3)
-    assert pair.seeds == (0, 1, 2)
+    assert (pair.axis, pair.repetitions) == ("seed", ("0", "1", "2"))
 
 
-def test_clients_are_corrected_for_their_number_and_the_mean_is_not() -> None:
+def test_every_interval_holds_for_all_lines_at_once() -> None:
     gaps = [0.01, 0.02, 0.03, 0.04]
     base = [0.5, 0.5, 0.5, 0.5]
     alone = compare(side(a=base), side("B", a=[0.5 + g for g in gaps])).pairs[0].lines[0]
     assert alone.verdict == "better"
     others = dict.fromkeys("bcdef", base)
     noisy = {name: [0.49, 0.51, 0.5, 0.52] for name in "bcdef"}
-    many = compare(side(a=base, **others), side("B", a=[0.5 + g for g in gaps], **noisy)).pairs[0]
-    first, mean = many.lines[0], many.lines[-1]
-    assert first.test.p == alone.p
-    assert first.p == pytest.approx(6 * alone.p)
-    assert first.verdict == "noise"
-    assert mean.p == mean.test.p
+    found = compare(side(a=base, **others), side("B", a=[0.5 + g for g in gaps], **noisy))
+    first, mean = found.pairs[0].lines[0], found.pairs[0].lines[-1]
+    assert found.family == (6, 1)
+    assert first.test == paired([100 * gap for gap in gaps], 6)
+    assert first.test.p == pytest.approx(6 * alone.test.p)
+    assert first.verdict == "not shown"
+    assert mean.test.low == pytest.approx(paired(mean_gaps(gaps)).low)
+
+
+def mean_gaps(gaps: list[float]) -> list[float]:
+    """The mean over client a and five clients whose gaps are those of `noisy`."""
+    return [
+        100 * (gap + 5 * other) / 6
+        for gap, other in zip(gaps, (-0.01, 0.01, 0.0, 0.02), strict=True)
+    ]
+
+
+def test_all_pairs_of_a_run() -> None:
+    names = ("singleset", "fedavg", "fedbn")
+    values = ([0.5, 0.6, 0.4], [0.6, 0.7, 0.6], [0.9, 0.8, 0.85])
+    records = [
+        r for n, v in zip(names, values, strict=True) for r in side("A", n, a=v, b=v).records
+    ]
+    run = Side("A", records)
+    found = compare(run, run)
+    pairs = [("singleset", "fedavg"), ("singleset", "fedbn"), ("fedavg", "fedbn")]
+    assert [(pair.a, pair.b) for pair in found.pairs] == pairs
+    assert found.family == (6, 3)
+    some = compare(run, run, ["fedbn", "singleset"])
+    assert [(pair.a, pair.b) for pair in some.pairs] == [("fedbn", "singleset")]
+    with pytest.raises(ConfigError, match="name two of its methods"):
+        compare(run, run, ["fedbn"])
+
+
+def test_splits_are_repetitions_with_the_correction_they_need() -> None:
+    """Two seeds of a split saw the same test people: their mean is one repetition."""
+    gains = {"0": (0.02, 0.04), "1": (0.01, 0.01), "2": (0.05, 0.03)}
+    records = [
+        record(0.5 + (gain if method == "fedbn" else 0), method=method, seed=seed,
+               setting=f"percent=10,split_seed={split}")
+        for split, own in gains.items()
+        for seed, gain in enumerate(own)
+        for method in ("fedavg", "fedbn")
+    ]  # fmt: skip
+    sizes = {"inputs": {"all settings": {"sizes": {"a": [80, 20]}}}}
+    run = Side("A", records, {}, sizes)
+    pair = compare(run, run).pairs[0]
+    assert (pair.a, pair.axis) == ("fedavg (percent=10)", "split")
+    assert pair.repetitions == ("split_seed=0", "split_seed=1", "split_seed=2")
+    expected = paired([3.0, 1.0, 4.0], overlap=0.25)
+    assert pair.lines[0].test.p == pytest.approx(expected.p)
+    assert pair.lines[0].test.high == pytest.approx(expected.high)
+    by_share = Side("A", records, {"data": {"test_share": 0.5}})
+    assert compare(by_share, by_share).pairs[0].lines[0].test.p > expected.p
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:
     found = compare(side(a=[0.1, 0.2, 0.3, 0.4]), side("B", a=[0.1, 0.2]))
     line = found.pairs[0].lines[0]
-    assert found.pairs[0].seeds == (0, 1)
+    assert found.pairs[0].repetitions == ("0", "1")
     assert line.a == pytest.approx(15)
-    assert "2 seeds in common" in found.remarks[-1]
+    assert explanation(found).startswith("n = 2 seeds (0, 1)")
 
 
 def test_methods_of_one_run() -> None:
@@ -146,11 +195,11 @@ def test_markdown_shows_names_as_they_are() -> None:
     found = compare(Side("A", [record(0.5, odd)]), Side("B", [record(0.6, odd)]))
     text = markdown(found)
     row = next(line for line in text.splitlines() if "script" in line)
-    assert row.startswith(r"| fedbn | \<script\>\|\\n\[x\](y) | 50.0 | 60.0 | +10.0 | – | – |")
+    assert row.startswith(r"| fedbn | \<script\>\|\\n\[x\](y) | 50.0 | 60.0 | +10.0 | – | – | – |")
     assert "<script>" not in text.replace(r"\<script\>", "")
 
 
 def test_json_holds_everything() -> None:
     found = json.loads(json.dumps(compare(side(a=[0.5]), side("B", a=[0.6])).to_dict()))
     line = found["pairs"][0]["lines"][0]
-    assert (line["client"], line["verdict"], line["test"]["seeds"]) == ("a", "too few seeds", 1)
+    assert (line["client"], line["verdict"], line["test"]["repetitions"]) == ("a", "too few", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import nn
 from use_sites import site
 
 import fedbn
+from fedbn.core.federation import Split
 from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError
 from fedbn.runs.folder import sealed, unsealed
-from fedbn.trained.adaptation import HOWS
+from fedbn.trained.adaptation import HOWS, Options, compare, divided
 from fedbn.trained.local_parts import mean_of
 from fedbn.trained.trained_run import Trained
 from tiny import plain_net
@@ -203,3 +205,18 @@ def test_what_cannot_be_adapted_says_why(trained: Trained):
         plain.adapt(X, site="new")
     with pytest.raises(ConfigError, match="no folder to store a site in"):
         plain.adapt(X, site="new", store=True)
+
+
+def test_ways_are_compared_on_whole_groups_and_resampled_by_them(trained: Trained):
+    """Five windows a person: nobody is on both sides, and the interval is that of persons."""
+    x, y = (torch.from_numpy(part) for part in site(2.0, seed=5, n=60))
+    people = torch.arange(12).repeat_interleave(5)
+    data = Split(x, y[people * 5], groups=people)
+    adapting, scoring = divided(data, None, "new")
+    assert not {*adapting.groups.tolist()} & {*scoring.groups.tolist()}
+    by_person, alone = (
+        next(compare(trained, "new", adapting, part, Options(), None)).accuracy
+        for part in (scoring, replace(scoring, groups=None))
+    )
+    assert by_person[0] == alone[0]
+    assert by_person[1:] != alone[1:]

@@ -44,6 +44,7 @@ _EXAMPLES = console.examples(
 )
 
 _ROUNDS = 10
+_CHOSEN = "chosen on the samples that it was scored on"
 
 
 class How(StrEnum):
@@ -113,14 +114,19 @@ def adapt(
         say(text)
     base: dict[str, Any] = {"like": like, "epochs": epochs}
     found: list[Compared] = []
+    chosen_here = False
     if compare:
         found = _compared(trained, new, options_of(**base), rounds)
+        chosen_here = how is None
         how = how or How(best(found))
     how = how or How.AVERAGE
+    if chosen_here:
+        say(f"{how} was {_CHOSEN}: on new data expect less than the accuracy above")
     if how is How.JOIN:
         _join(trained, new, out, rounds or _ROUNDS)
     else:
-        _store(trained, new, options_of(how=how.value, **base), found)
+        facts = {"scores": _scores(found), **({"how_was": _CHOSEN} if chosen_here else {})}
+        _store(trained, new, options_of(how=how.value, **base), facts)
 
 
 @dataclass(frozen=True)
@@ -162,11 +168,10 @@ def _print_compared(found: list[Compared]) -> None:
     print_table(["way", "accuracy, %", "95 % interval"], rows)
 
 
-def _store(trained: Trained, new: NewSite, options: Options, found: list[Compared]) -> None:
+def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:
     x, y = new.samples.x, new.samples.y
     labels = torch.zeros(len(new.samples), dtype=torch.int64) if y is None else y
     data = _checked(trained, Split(x, labels))
-    facts = {"scores": _scores(found)}
     run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
     _tell(made, new.name, len(data), getattr(run.adapted[new.name], "folder", None))
 

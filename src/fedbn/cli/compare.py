@@ -1,4 +1,4 @@
-"""`fedbn compare`: what differs between two runs, and which differences are noise."""
+"""`fedbn compare`: what differs between two runs, or methods, and which differences are shown."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ app = console.commands()
 
 _EXAMPLES = console.examples(
     "fedbn compare runs/before runs/after",
+    "fedbn compare runs/first                             every pair of its methods",
     "fedbn compare runs/first --methods fedavg,fedbn      what FedBN gains over FedAvg",
     "fedbn compare runs/before runs/after --format md > difference.md",
 )
@@ -49,17 +50,20 @@ def compare(
     methods: Annotated[
         str | None,
         typer.Option(
-            metavar="A[,B]", help="One method to look at; or two, B judged against A; labels too."
+            metavar="A[,B...]",
+            help="Which methods: of one run every pair of them, B judged against A; labels too.",
         ),
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="text, md or json.")] = Form.TEXT,
 ) -> None:
-    """Compare two runs, or two methods of one run, by a paired test over their seeds."""
+    """Compare two runs, or the methods of one run, by paired tests over their seeds.
+
+    Splits of the data that a run sweeps over (data.split_seed) are repetitions too. Intervals hold
+    for all lines at once.
+    """
     names = _split(methods or "")
     if len(runs) > 2:
-        raise ConfigError(f"{len(runs)} runs: legal are two, or one with --methods A,B")
-    if len(runs) == 1 and len(set(names)) != 2:
-        raise ConfigError("one run: name two of its methods, as --methods fedavg,fedbn")
+        raise ConfigError(f"{len(runs)} runs: legal are two, or one")
     sides = [_side(path) for path in runs]
     found = compared(sides[0], sides[-1], names)
     if form is Form.TEXT:
@@ -102,7 +106,7 @@ def _print(found: Comparison) -> None:
             print_table((title, "A", "B"), [change.words for change in some])
             emit()
     rows = [row for pair in found.pairs for row in score_rows(pair)]
-    print_table(SCORES, rows, numbers=range(2, 7))
+    print_table(SCORES, rows, numbers=range(2, 8))
     emit()
     for text in (explanation(found), *found.remarks):
         print_text(text)

@@ -170,6 +170,7 @@ def _request(entry: Entry, wanted: Asked, flags: Flags, folder: Path) -> Request
         label=begin + "; ".join(wanted.changes),
         changes=wanted.changes,
         comparable=wanted.comparable,
+        cut=wanted.cut,
         source=flags.source,
     )
 

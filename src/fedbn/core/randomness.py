@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import Client, Federation
+from fedbn.core.federation import Client, Federation, Split
 
 T = TypeVar("T")
 
@@ -134,6 +134,13 @@ def stratified_groups(
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
+def divided(split: Split, share: float, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Divide a split's samples in two, class by class, and never a group of them."""
+    if split.groups is None:
+        return stratified(split.y, share, draws)
+    return stratified_groups(split.y, split.groups, share, draws)
+
+
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """Hold a stratified share of every client's training data out, for choosing."""
     return replace(federation, clients=tuple(_held_out(c, share, seed) for c in federation.clients))
@@ -141,10 +148,6 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
 
 def _held_out(client: Client, share: float, seed: int) -> Client:
     draws = generator(seed, "validation", client=client.name)
-    labels, groups = client.train.y, client.train.groups
-    if groups is None:
-        rest, held = stratified(labels, share, draws)
-    else:
-        rest, held = stratified_groups(labels, groups, share, draws)
+    rest, held = divided(client.train, share, draws)
     valid = replace(client.train.take(held), augment=None)
     return replace(client, train=client.train.take(rest), valid=valid)

@@ -28,12 +28,14 @@ _EVERY = "all settings"
 
 def facts_of(federation: Federation) -> dict[str, Any]:
     """Collect plain values: names, shapes and how a sample is prepared, and no sample."""
-    x = [client.train.x for client in federation.clients]
+    clients = federation.clients
+    x = [client.train.x for client in clients]
     return {
         "name": federation.name,
         "classes": list(federation.classes),
         "input_shape": list(federation.input_shape),
         "clients": [[client.name, client.domain] for client in federation.clients],
+        "sizes": {c.name: [len(c.train), sum(map(len, c.tests.values()))] for c in clients},
         "dtype": str(x[0].dtype).removeprefix("torch."),
         "range": [float(min(part.min() for part in x)), float(max(part.max() for part in x))],
         "remarks": list(federation.remarks),

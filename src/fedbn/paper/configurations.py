@@ -51,6 +51,12 @@ def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def protocol_cut(paper: Mapping[str, Any], used: Mapping[str, Any]) -> bool:
+    """Tell whether more was changed than how many seeds and methods there are."""
+    theirs, ours = checked(paper, "paper"), checked(used)
+    return any([*_length(theirs, ours), *_values(_flat(theirs), _flat(ours))])
+
+
 def _length(theirs: Experiment, ours: Experiment) -> Iterator[str]:
     swept = "local_epochs" in ours.sweep.get("training", {})
     a, b = (_epochs(experiment) for experiment in (theirs, ours))
@@ -120,12 +126,14 @@ class Asked:
         changes: How it differs from the paper's settings, a phrase each.
         lacking: Data sets that it needs and that are not there.
         comparable: Whether it trains on the paper's data, so that numbers may be compared.
+        cut: Whether epochs or other settings are not the paper's; fewer seeds cut nothing.
     """
 
     raw: Raw
     changes: tuple[str, ...]
     lacking: tuple[str, ...]
     comparable: bool
+    cut: bool
 
 
 def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable[str]) -> Asked:
@@ -151,7 +159,12 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
     final = overridden(raw, flags, settings, where)
     final.pop("quick", None)
     checked(final, where)
-    return Asked(final, told(entry, final), tuple(missing(final)), comparable(entry, final))
+    return _asked(entry, final, tuple(missing(final)))
+
+
+def _asked(entry: Entry, used: Raw, lacking: tuple[str, ...] = ()) -> Asked:
+    cut = protocol_cut(entry.paper or entry.raw, used)
+    return Asked(used, told(entry, used), lacking, comparable(entry, used), cut)
 
 
 def told(entry: Entry, used: Raw) -> tuple[str, ...]:
@@ -204,4 +217,4 @@ def shown_run(entry: Entry, run: Path, overrides: Sequence[object] = ()) -> Aske
     held_experiment(folder)
     raw = {**folder.read_request(), "reproduce": dict(entry.how)}
     checked(raw, str(folder.config), held_by(folder))
-    return Asked(raw, told(entry, raw), (), comparable(entry, raw))
+    return _asked(entry, raw)

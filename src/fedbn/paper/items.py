@@ -16,8 +16,11 @@ from fedbn.experiments import configuration
 from fedbn.experiments.configuration import read_toml
 from fedbn.results import aggregate
 from fedbn.results.aggregate import Records
+from fedbn.results.paired_tests import Sample, welch
 
 ALL = "all"
+TRIALS = 5
+"""Of the paper, behind each mean and deviation."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Request:
         label: What every picture and table must say of scale and data; may be empty.
         changes: How the settings differ from the paper's, a phrase each.
         comparable: Whether numbers may stand beside the paper's: an item of it, on its data.
+        cut: Whether epochs, network or other settings are not the paper's; fewer seeds cut nothing.
         source: The run folder that is shown, where one was given; None for what is trained here.
     """
 
@@ -114,6 +118,7 @@ class Request:
     label: str = ""
     changes: tuple[str, ...] = ()
     comparable: bool = True
+    cut: bool = False
     source: Path | None = None
 
     @property
@@ -132,21 +137,35 @@ class Request:
 class Cell:
     """Ours and, where it may be compared, the paper's: mean and standard deviation over seeds.
 
+    Attributes:
+        ours: Our mean.
+        std: Our standard deviation.
+        paper: The paper's mean.
+        paper_std: Its standard deviation, of five trials.
+        seeds: How many of ours.
+        interval: Of ours, where the table is about differences: a simultaneous 95 % interval.
+        cut: Whether epochs, data or network are not the paper's, so that no interval of the
+            difference can be given.
+
     Examples:
-        >>> Cell(70.5, 0.4, 71.04, 0.31).within
-        True
+        >>> low, high = Cell(70.5, 0.4, 71.04, 0.31, seeds=5).apart
+        >>> f"{low:.2f} to {high:.2f}"
+        '-1.07 to -0.01'
     """
 
     ours: float
     std: float | None = None
     paper: float | None = None
     paper_std: float | None = None
+    seeds: int = 1
+    interval: tuple[float, float] | None = None
+    cut: bool = False
 
     @classmethod
-    def of(cls, values: Collection[float], *paper: float | None) -> Cell:
-        """Ours from one value a seed, and the paper's mean and deviation where they are known."""
+    def of(cls, values: Collection[float], paper: float | None = None) -> Cell:
+        """Ours from one value a seed, and the paper's mean where it is known."""
         ours = aggregate.Cell.of(values)
-        return cls(ours.mean, ours.std, *paper)
+        return cls(ours.mean, ours.std, paper, seeds=ours.seeds)
 
     @property
     def difference(self) -> float | None:
@@ -154,11 +173,12 @@ class Cell:
         return None if self.paper is None else self.ours - self.paper
 
     @property
-    def within(self) -> bool | None:
-        """Whether ours lies within two of the paper's standard deviations; None without one."""
-        if self.difference is None or self.paper_std is None:
+    def apart(self) -> tuple[float, float] | None:
+        """The 95 % interval of ours minus the paper's, with both spreads; None without them."""
+        if self.cut or self.std is None or self.paper is None or self.paper_std is None:
             return None
-        return abs(self.difference) <= 2 * self.paper_std
+        ours = Sample(self.ours, self.std, self.seeds)
+        return welch(ours, Sample(self.paper, self.paper_std, TRIALS))
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ class Study:
         epochs: Local epochs a round, by setting.
         papers: The paper's tables to compare with; none where the data is another.
         stand_ins: Domains without comparison, because their data stands in for the original.
+        cut: Whether the protocol was cut.
         data_remarks: What must be said of the data.
         remarks: What must be said of the training.
     """
@@ -112,6 +113,7 @@ class Study:
     epochs: Mapping[str, int]
     papers: tuple[PaperTable, ...]
     stand_ins: tuple[str, ...]
+    cut: bool
     data_remarks: tuple[str, ...]
     remarks: tuple[str, ...]
 
@@ -173,6 +175,7 @@ def studied(request: Request, records: Records) -> Study:
         epochs={s.name: _epochs(s.experiment) for s in settings(experiment)},
         papers=papers if request.comparable else (),
         stand_ins=stand_ins,
+        cut=request.cut,
         data_remarks=tuple(dict.fromkeys(said)),
         remarks=unfinished,
     )

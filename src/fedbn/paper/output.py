@@ -6,6 +6,7 @@ import csv
 import importlib
 import io
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,25 +21,39 @@ from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
 from fedbn.runs.folder import explained, to_json, write_atomically
 from fedbn.text import harmless, no_formula
 
-PAPER, DIFFERENCE = "paper", "ours − paper"
-_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"−": "$-$", "±": r"$\pm$", "✓": r"$\ast$"})
-_NOTE = "✓: within two of the paper's standard deviations."
+PAPER, DIFFERENCE, INTERVAL = "paper", "ours − paper", "95 % interval"
+_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"−": "$-$", "±": r"$\pm$"})
+_APART = "Intervals of ours − paper hold both spreads (Welch; the paper's five trials)."
+_CUT = "The protocol was cut: no interval of the difference."
+_GAINED = "Intervals of gains hold for all domains at once (paired t, Bonferroni), or for the mean."
 
 
 def lines(table: Table) -> Iterator[list[str]]:
-    """Give the lines of a table: ours and, where there is one, the paper's and the difference."""
+    """Give the lines of a table: ours, and below them what else is known of a row's cells."""
     for row in table.rows:
-        yield [*row.label, *(_ours(cell, table.digits) for cell in row.cells)]
-        if any(cell and cell.paper is not None for cell in row.cells):
-            blank = [""] * (len(row.label) - 1)
-            yield [*blank, PAPER, *(_paper(cell, table.digits) for cell in row.cells)]
-            yield [*blank, DIFFERENCE, *(_difference(cell, table.digits) for cell in row.cells)]
+        cells, digits = [cell or _NOTHING for cell in row.cells], table.digits
+        yield [*row.label, *(_number(c.ours, c.std, digits) or "–" for c in cells)]
+        below = (
+            (INTERVAL, [_range(cell.interval, digits) for cell in cells]),
+            (PAPER, [_number(cell.paper, cell.paper_std, digits) for cell in cells]),
+            (DIFFERENCE, [_signed(cell.difference, digits) for cell in cells]),
+            (INTERVAL, [_range(cell.apart, digits) for cell in cells]),
+        )
+        for name, values in below:
+            if any(values):
+                blank = [""] * (len(row.label) - 1)
+                yield [*blank, name, *(value or "–" for value in values)]
 
 
 def notes(table: Table) -> str:
     """What stands below a table."""
-    judged = any(c and c.within is not None for row in table.rows for c in row.cells)
-    return " ".join(part for part in (table.note, _NOTE if judged else "") if part)
+    cells = [cell for row in table.rows for cell in row.cells if cell]
+    said = {
+        _GAINED: any(cell.interval for cell in cells),
+        _APART: any(cell.apart for cell in cells),
+        _CUT: any(cell.cut and cell.paper_std is not None for cell in cells),
+    }
+    return " ".join([*filter(None, [table.note]), *(text for text, true in said.items() if true)])
 
 
 def to_markdown(table: Table) -> str:
@@ -64,8 +79,8 @@ def to_csv(table: Table) -> str:
     """Write one line a cell, with all that is known of it, for a program."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
-    writer.writerow([*table.head, "column", "ours", "std", "paper", "paper_std", "difference",
-                     "within_two_std"])  # fmt: skip
+    writer.writerow([*table.head, "column", "ours", "std", "seeds", "low", "high", "paper",
+                     "paper_std", "difference", "difference_low", "difference_high"])  # fmt: skip
     for row in table.rows:
         writer.writerows(_csv_lines(row, table))
     return content.getvalue()
@@ -74,31 +89,29 @@ def to_csv(table: Table) -> str:
 def _csv_lines(row: Row, table: Table) -> Iterator[list[str]]:
     for column, cell in zip(table.columns, row.cells, strict=True):
         if cell is not None:
-            numbers = (cell.ours, cell.std, cell.paper, cell.paper_std, cell.difference)
-            shown = ["" if value is None else f"{value:.6g}" for value in numbers]
-            within = "" if cell.within is None else str(cell.within).lower()
-            yield [*map(no_formula, row.label), no_formula(column), *shown, within]
+            low, high = cell.interval or (None, None)
+            numbers = (cell.ours, cell.std, cell.seeds, low, high, cell.paper, cell.paper_std)
+            apart = (cell.difference, *(cell.apart or (None, None)))
+            shown = ["" if value is None else f"{value:.6g}" for value in (*numbers, *apart)]
+            yield [*map(no_formula, row.label), no_formula(column), *shown]
 
 
-def _ours(cell: Cell | None, digits: int) -> str:
-    return "–" if cell is None else _number(cell.ours, cell.std, digits)
+_NOTHING = Cell(math.nan)
 
 
-def _paper(cell: Cell | None, digits: int) -> str:
-    if cell is None or cell.paper is None:
-        return "–"
-    return _number(cell.paper, cell.paper_std, digits)
+def _range(interval: tuple[float, float] | None, digits: int) -> str | None:
+    return interval and " to ".join(str(_signed(end, digits)) for end in interval)
 
 
-def _difference(cell: Cell | None, digits: int) -> str:
-    if cell is None or cell.difference is None:
-        return "–"
-    return f"{cell.difference:+.{digits}f}".replace("-", "−") + (" ✓" if cell.within else "")
-
-
-def _number(mean: float, std: float | None, digits: int) -> str:
+def _number(mean: float | None, std: float | None, digits: int) -> str | None:
+    if mean is None or math.isnan(mean):
+        return None
     shown = f"{mean:.{digits}f}" + ("" if std is None else f" ({std:.{digits}f})")
     return shown.replace("-", "−")
+
+
+def _signed(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _tex(text: str) -> str:

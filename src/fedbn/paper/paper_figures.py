@@ -41,11 +41,8 @@ def draw_against(
 ) -> tuple[Path, ...]:
     """Draw one panel a domain, one line a method, the values of the axis at equal distances.
 
-    Args:
-        lines: By panel, by method, by value of the axis.
-        stem: The file without its suffix.
-        xlabel: What varies.
-        label: What must be said of scale and data.
+    `lines` go by panel, by method, by value of the axis; `label` says what must be said of scale
+    and data.
     """
     methods = list(dict.fromkeys(method for panel in lines.values() for method in panel))
     with styled():
@@ -70,6 +67,7 @@ def draw_against(
 
 
 _GROUP = 0.84
+_PATCH = ("facecolor", "hatch", "edgecolor")
 
 
 def draw_bars(
@@ -78,14 +76,7 @@ def draw_bars(
     label: str = "",
     paper: Mapping[str, Mapping[str, float]] | None = None,
 ) -> tuple[Path, ...]:
-    """Draw the bars; the paper's numbers, where they may be compared, as short black lines.
-
-    Args:
-        values: By method, by domain.
-        stem: The file without its suffix.
-        label: What must be said of scale and data.
-        paper: The paper's means, by method and domain.
-    """
+    """Draw the bars by method and domain; the paper's means, where given, as short black lines."""
     domains = list(dict.fromkeys(domain for own in values.values() for domain in own))
     faces, width = _faces(list(values)), _GROUP / len(values)
     with styled():
@@ -98,13 +89,7 @@ def draw_bars(
             shift = (number - (len(values) - 1) / 2) * width
             for domain, cell in own.items():
                 x = domains.index(domain) + shift
-                error = {"elinewidth": 0.8, "capsize": 1.5, "ecolor": _error_colour(method)}
-                bar: dict[str, Any] = {
-                    "yerr": cell.spread or None,
-                    "error_kw": error,
-                    "linewidth": 0.4,
-                }
-                axis.bar(x, cell.mean, width, **bar, **faces[method])
+                axis.bar(x, cell.mean, width, yerr=cell.spread or None, **faces[method])
                 ends += [cell.mean - cell.spread, cell.mean + cell.spread]
                 theirs = (paper or {}).get(method, {}).get(domain)
                 if theirs is not None:
@@ -114,7 +99,8 @@ def draw_bars(
         axis.set_ylim(max(0, 10 * ((min(ends) - 5) // 10)), min(100, 10 * (max(ends) // 10 + 1)))
         axis.set_ylabel("test accuracy (%)")
         handles: list[Patch | Line2D] = [
-            Patch(label=plain(NAMES.get(method, method)), **face) for method, face in faces.items()
+            Patch(label=plain(NAMES.get(m, m)), **{k: face[k] for k in _PATCH})
+            for m, face in faces.items()
         ]
         if paper:
             handles.append(Line2D([], [], color="black", lw=1.6, label="paper"))
@@ -125,14 +111,17 @@ def draw_bars(
 def _faces(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     known, hatched = looks(methods), hatches(methods)
     return {
-        m: {"facecolor": known[m]["color"], "hatch": hatched[m], "edgecolor": "white"}
+        m: {
+            "facecolor": known[m]["color"],
+            "hatch": hatched[m],
+            "edgecolor": "white",
+            "linewidth": 0.4,
+            # Black shows on every bar but Centralized's.
+            "ecolor": "0.6" if m == "centralized" else "black",
+            "error_kw": {"elinewidth": 0.8, "capsize": 1.5},
+        }
         for m in methods
     }
-
-
-def _error_colour(method: str) -> str:
-    """Black shows on every bar but Centralized's."""
-    return "0.6" if method == "centralized" else "black"
 
 
 Runs = Sequence[Sequence[float]]
@@ -145,13 +134,7 @@ def draw_race(
 ) -> tuple[Path, ...]:
     """Draw a column a setting: losses on a log scale above, how much lower the second's is below.
 
-    Args:
-        panels: By setting, by method; the first method is the one to compare with.
-        stem: The files without their suffix.
-        label: What must be said of scale and data.
-
-    Returns:
-        The SVG and the PNG.
+    `panels` go by setting, by method; the first method is the one to compare with.
     """
     known = looks(list(dict.fromkeys(m for panel in panels.values() for m in panel)))
     with styled():
@@ -207,15 +190,7 @@ FLOOR = 0.1
 
 
 def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
-    """Draw a study (`Study.to_dict()`) as `theory.svg` and `theory.png`, one column wide.
-
-    Args:
-        study: The plain dict of a study.
-        folder: Where the two files go; made where it is missing.
-
-    Returns:
-        The SVG's path and the PNG's.
-    """
+    """Draw a study (`Study.to_dict()`) as `theory.svg` and `theory.png`, one column wide."""
     with styled({"axes.grid": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2}):
         figure = Figure(figsize=(COLUMN, 5.6))
         spectra, curves = figure.subplots(2, 1, height_ratios=[1, 1.35])

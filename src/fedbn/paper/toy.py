@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError, unknown
@@ -37,17 +37,14 @@ _PIECE = 2_000_000
 """Cosines computed at a time."""
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """A client's best model: γ is its own standard deviation, w the best weight for that γ."""
+class Model(NamedTuple):
+    """The weight w and the scale γ of `cos(w x / γ)`."""
 
     w: float
     gamma: float
-    error: float
 
 
-@dataclass(frozen=True)
-class Likeness:
+class Likeness(NamedTuple):
     """How far two error curves are apart: the largest gap, and their correlation."""
 
     gap: float
@@ -97,21 +94,17 @@ def surface(x: FloatArray, y: FloatArray, w: FloatArray, gamma: FloatArray) -> F
     return errors(x, y, np.divide.outer(1.0, gamma)[:, None] * w)
 
 
-def optimum(x: FloatArray, y: FloatArray, bounds: tuple[float, float] = W_RANGE) -> Optimum:
+def optimum(x: FloatArray, y: FloatArray, bounds: tuple[float, float] = W_RANGE) -> Model:
     """Find the best w for the client's own γ: a grid over `w / γ`, then golden sections.
 
-    Args:
-        x: Inputs.
-        y: Targets.
-        bounds: Where `w / γ` is looked for.
+    The ratio is looked for within `bounds`.
     """
     gamma = spread(x)
     points = max(201, math.ceil(_POINTS * gamma * (bounds[1] - bounds[0])))
     grid = np.linspace(*bounds, points)
     best = int(errors(x, y, grid).argmin())
     low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, points - 1)])
-    ratio = _refined(x, y, low, high)
-    return Optimum(ratio * gamma, gamma, error(x, y, ratio))
+    return Model(_refined(x, y, low, high) * gamma, gamma)
 
 
 def likeness(one: FloatArray, other: FloatArray) -> Likeness:
@@ -150,11 +143,6 @@ def expected_error(ratio: float, truth: float, scale: float, noise: float) -> fl
     return squares - product + noise**2
 
 
-def averaged(values: Sequence[float]) -> float:
-    """The server's mean of one parameter."""
-    return sum(values) / len(values)
-
-
 def _refined(x: FloatArray, y: FloatArray, low: float, high: float) -> float:
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(_HALVINGS):
@@ -178,22 +166,11 @@ Labels = Literal["latent", "observed"]
 
 @dataclass(frozen=True)
 class CosineClient:
-    """One client's samples, float64.
+    """One client's inputs and targets, and σ, the deviation that x was drawn with."""
 
-    Attributes:
-        x: Inputs.
-        y: Targets.
-        scale: σ, the standard deviation that x was drawn with.
-    """
-
-    x: Tensor
-    y: Tensor
+    x: FloatArray
+    y: FloatArray
     scale: float
-
-    @property
-    def gamma(self) -> float:
-        """γ, the empirical standard deviation of x: the paper's simplified BN divides by it."""
-        return float(self.x.std(correction=0))
 
 
 def cosine_clients(
@@ -216,7 +193,7 @@ def cosine_clients(
 
     Examples:
         >>> one, other = cosine_clients(noise=0.0)
-        >>> bool(torch.allclose(other.y, torch.cos(5.0 * other.x / other.scale)))
+        >>> bool(np.allclose(other.y, np.cos(5.0 * other.x / other.scale)))
         True
     """
     _check(scales, samples, w_true, noise, labels)
@@ -225,7 +202,8 @@ def cosine_clients(
         draws = generator(seed, "cosine", client=str(place))
         z, errors = torch.randn(2, samples, generator=draws, dtype=torch.float64)
         inside = z if labels == "latent" else scale * z
-        clients.append(CosineClient(scale * z, torch.cos(w_true * inside) + noise * errors, scale))
+        y = torch.cos(w_true * inside) + noise * errors
+        clients.append(CosineClient((scale * z).numpy(), y.numpy(), scale))
     return tuple(clients)
 
 
@@ -252,21 +230,12 @@ _GRID = 1201
 
 
 @dataclass(frozen=True)
-class Place:
-    """A model (w, γ) as a client would use it, under a name."""
-
-    name: str
-    w: float
-    gamma: float
-
-
-@dataclass(frozen=True)
 class Reading:
     """One reading of the toy problem: its clients, their optima and what averaging makes of it."""
 
     labels: Labels
     clients: tuple[CosineClient, ...]
-    optima: tuple[Optimum, ...]
+    optima: tuple[Model, ...]
 
     @property
     def formula(self) -> str:
@@ -274,35 +243,28 @@ class Reading:
         return READINGS[self.labels]
 
     @property
-    def mean_w(self) -> float:
-        """w̄, the mean of the clients' w*."""
-        return averaged([best.w for best in self.optima])
-
-    @property
-    def mean_gamma(self) -> float:
-        """γ̄, the mean of the clients' γ*."""
-        return averaged([best.gamma for best in self.optima])
+    def mean(self) -> Model:
+        """What the server makes of the clients' optima."""
+        return Model(*map(fmean, zip(*self.optima, strict=True)))
 
     def truth(self, client: CosineClient, w_true: float) -> float:
         """The t of y = cos(t x) that is behind a client's targets."""
         return w_true / client.scale if self.labels == "latent" else w_true
 
-    def places(self, client: int) -> list[Place]:
-        """The models whose errors the claim compares, for one client."""
+    def models(self, client: int) -> dict[str, Model]:
+        """The models whose errors the claim compares, as one client would use them."""
         own = self.optima[client]
-        without = averaged([best.w / best.gamma for best in self.optima])
-        return [
-            Place("own optimum (w*, γ*)", own.w, own.gamma),
-            Place("no BN, averaged w", without, 1.0),
-            Place("averaged w, averaged γ", self.mean_w, self.mean_gamma),
-            Place("averaged w, local γ*", self.mean_w, own.gamma),
-        ]
+        return {
+            "own optimum (w*, γ*)": own,
+            "no BN, averaged w": Model(fmean(best.w / best.gamma for best in self.optima), 1.0),
+            "averaged w, averaged γ": self.mean,
+            "averaged w, local γ*": Model(self.mean.w, own.gamma),
+        }
 
     def curves(self, *, normalised: bool) -> list[FloatArray]:
         """Each client's error over `weights()`, with or without local normalisation."""
         return [
-            errors(*arrays(client), weights() / (client.gamma if normalised else 1.0))
-            for client in self.clients
+            errors(c.x, c.y, weights() / (spread(c.x) if normalised else 1.0)) for c in self.clients
         ]
 
     def likeness(self, *, normalised: bool) -> Likeness:
@@ -313,12 +275,7 @@ class Reading:
 def read(labels: Labels, options: Mapping[str, Any]) -> Reading:
     """Draw the clients of a reading and find their optima."""
     clients = cosine_clients(labels=labels, **options)
-    return Reading(labels, clients, tuple(optimum(*arrays(client)) for client in clients))
-
-
-def arrays(client: CosineClient) -> tuple[FloatArray, FloatArray]:
-    """A client's inputs and targets."""
-    return client.x.numpy(), client.y.numpy()
+    return Reading(labels, clients, tuple(optimum(c.x, c.y) for c in clients))
 
 
 def weights(points: int = _GRID) -> FloatArray:

@@ -17,7 +17,7 @@ from matplotlib.patheffects import withStroke
 
 from fedbn.paper import toy
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
-from fedbn.paper.toy import READINGS, Reading, arrays, read, weights
+from fedbn.paper.toy import READINGS, Reading, read, weights
 from fedbn.results import BLUE, GREEN, PURPLE, SKY, VERMILION
 from fedbn.results.figures import COLUMN, PAGE, plain, saved, styled
 
@@ -31,17 +31,7 @@ _LEVELS = 21
 def draw_toy_curves(
     panels: Sequence[Mapping[str, Any]], stem: Path, note: str = ""
 ) -> tuple[Path, ...]:
-    """Draw the clients' errors over w, one panel without and one with local normalisation.
-
-    Args:
-        panels: Each with `title`, `w`, `errors` (label of a client to its curve) and `best` (label
-            to the w of its optimum).
-        stem: The files without their suffix.
-        note: A line below the picture.
-
-    Returns:
-        The SVG and the PNG.
-    """
+    """Draw the clients' errors over w, one panel without and one with local normalisation."""
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
     with styled():
@@ -60,16 +50,7 @@ def draw_toy_curves(
 
 
 def draw_toy_surface(study: Mapping[str, Any], stem: Path, note: str = "") -> tuple[Path, ...]:
-    """Draw a client's error over w and γ, as contours and as a landscape.
-
-    Args:
-        study: `title`, `w`, `gamma`, `errors` (a row a γ) and `points`: label to (w, γ, error).
-        stem: The files without their suffix.
-        note: A line below the picture.
-
-    Returns:
-        The SVG and the PNG.
-    """
+    """Draw a client's error over w and γ, as contours and as a landscape."""
     with styled():
         figure = Figure(figsize=(PAGE, 3.5))
         flat = figure.add_subplot(1, 2, 1)
@@ -198,20 +179,19 @@ def _panel(reading: Reading, bn: bool) -> dict[str, Any]:
 def _study(reading: Reading, grid: int) -> dict[str, Any]:
     """What the surface of client 1 shows; the other client's optimum is marked without an error."""
     w, gamma = weights(grid), np.linspace(*toy.GAMMA_RANGE, grid)
-    x, y = arrays(reading.clients[0])
-    first, second = reading.optima[:2]
-    places = {
-        "w₁*, γ₁*": (first.w, first.gamma),
-        "w₂*, γ₂*": (second.w, second.gamma),
-        "averaged w, averaged γ": (reading.mean_w, reading.mean_gamma),
-        "averaged w, local γ₁*": (reading.mean_w, first.gamma),
+    client, (first, second, *_) = reading.clients[0], reading.optima
+    models = {
+        "w₁*, γ₁*": first,
+        "w₂*, γ₂*": second,
+        "averaged w, averaged γ": reading.mean,
+        "averaged w, local γ₁*": (reading.mean.w, first.gamma),
     }
     return {
         "title": f"Error of client 1, {reading.formula}",
         "w": w,
         "gamma": gamma,
-        "errors": toy.surface(x, y, w, gamma),
-        "points": {name: (*at, toy.error(x, y, *at)) for name, at in places.items()},
+        "errors": toy.surface(client.x, client.y, w, gamma),
+        "points": {name: (*at, toy.error(client.x, client.y, *at)) for name, at in models.items()},
     }
 
 
@@ -222,16 +202,12 @@ def _errors_table(
     for reading in readings:
         for number, client in enumerate(reading.clients):
             truth = reading.truth(client, options["w_true"])
-            for place in reading.places(number):
-                ratio = place.w / place.gamma
-                values = (
-                    place.w,
-                    place.gamma,
-                    toy.error(*arrays(client), place.w, place.gamma),
-                    toy.expected_error(ratio, truth, client.scale, options["noise"]),
-                )
-                label = (reading.labels, f"client {number + 1}", place.name)
-                rows.append(Row(label, tuple(Cell(value) for value in values)))
+            for name, model in reading.models(number).items():
+                measured = toy.error(client.x, client.y, *model)
+                ratio = model.w / model.gamma
+                expected = toy.expected_error(ratio, truth, client.scale, options["noise"])
+                label = (reading.labels, f"client {number + 1}", name)
+                rows.append(Row(label, tuple(map(Cell, (*model, measured, expected)))))
     return Table(
         f"{request.name}-errors",
         "Toy example: mean squared error of f(x) = cos(w x / γ)",
@@ -269,8 +245,9 @@ def _note(request: Request, text: str) -> str:
 
 def _remark(reading: Reading) -> str:
     """Say what averaging does to client 1 in this reading, from the numbers."""
-    x, y = arrays(reading.clients[0])
-    own, _, both, local = (toy.error(x, y, p.w, p.gamma) for p in reading.places(0))
+    client = reading.clients[0]
+    models = reading.models(0).values()
+    own, _, both, local = (toy.error(client.x, client.y, *model) for model in models)
     without, with_bn = (reading.likeness(normalised=bn).correlation for bn in (False, True))
     holds = local < both and with_bn > without
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from fedbn.paper.paper_figures import draw_against, draw_bars
 from fedbn.results import aggregate
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Curve, Key, Measure, gains
 from fedbn.results.figures import draw_curves_over_epochs
+from fedbn.results.paired_tests import paired
 from fedbn.text import counted
 
 T = TypeVar("T")
@@ -61,7 +63,10 @@ def _row(several: bool, method: str, setting: str, cells: list[Cell | None]) -> 
 
 
 def _cell(study: Study, key: Key, ours: aggregate.Cell | None, column: str) -> Cell | None:
-    return Cell(ours.mean, ours.std, *(study.paper(*key, column) or ())) if ours else None
+    if ours is None:
+        return None
+    mean, std = study.paper(*key, column) or (None, None)
+    return Cell(ours.mean, ours.std, mean, std, ours.seeds, cut=study.cut)
 
 
 def _gain(study: Study, setting: str, column: str) -> Cell | None:
@@ -72,13 +77,16 @@ def _gain(study: Study, setting: str, column: str) -> Cell | None:
         return None
     papers = [study.paper(*key, column) for key in keys]
     theirs = papers[0].mean - papers[1].mean if papers[0] and papers[1] else None
-    return Cell.of(found.by_seed.values(), theirs)
+    family = 1 if column == MEAN else len(study.table.columns)
+    low, high = (test := paired([*found.by_seed.values()], family)).low, test.high
+    interval = None if low is None or high is None else (low, high)
+    return replace(Cell.of(found.by_seed.values(), theirs), interval=interval)
 
 
 def _note(request: Request, study: Study) -> str:
     best = study.experiment.evaluation.report == "best"
     which = "Best round by validation" if best else "Last round"
-    parts = [f"{request.label}.", f"{which}, {counted(len(study.experiment.seeds), 'seed')}."]
+    parts = [f"{request.label}.", f"{which}, {_seeds(study)}."]
     if study.papers and not any(paper_means(study, setting) for setting in study.settings):
         return " ".join([*parts, "No number of the paper's has these settings: no comparison."])
     for paper in study.papers:
@@ -86,6 +94,13 @@ def _note(request: Request, study: Study) -> str:
     if study.stand_ins and study.papers:
         parts.append(f"Stand-in data, not compared: {', '.join(study.stand_ins)}.")
     return " ".join(parts)
+
+
+def _seeds(study: Study) -> str:
+    counts = {key.label: len(seeds) for key, seeds in study.table.histories.items()}
+    if len({*counts.values()}) == 1:
+        return counted(next(iter(counts.values())), "seed")
+    return "seeds: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def paper_means(study: Study, setting: str = _DEFAULT) -> Mapping[str, Mapping[str, float]]:

@@ -1,21 +1,23 @@
-"""Two runs, or two methods of one run: what differs, and which differences are noise.
+"""Two runs, or the methods of one run: what differs, and which differences are shown.
 
-Configurations and environments are compared key by key, scores by paired tests over seeds; the
-whole can be had as values, as cells of a table, and as Markdown.
+Configurations and environments are compared key by key, scores by paired tests over seeds, or over
+splits of the data where a run has several; the whole can be had as values, as cells of a table, and
+as Markdown.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedbn.errors import ConfigError, unknown
-from fedbn.results.aggregate import MEAN, Records, Report, Row, ScoreTable, summarize
-from fedbn.results.paired_tests import FEWEST_RANKS, LEVEL, Paired, holm, paired
+from fedbn.results.aggregate import MEAN, Key, Records, Report, ScoreTable, summarize
+from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
 from fedbn.text import counted, flat, harmless, table
 
 
@@ -56,6 +58,20 @@ def _word(value: Any) -> str:
 
 
 _ENVIRONMENT = ("data", "versions", "weights")
+_SPLITS = ("split_seed", "fold")
+"""Swept keys that repeat an experiment, as seeds do, on other parts of the same data."""
+_TEST_SHARE = 0.2
+
+
+class Repetition(NamedTuple):
+    """A split of the data, empty where there is one only, and a seed."""
+
+    split: str
+    seed: int
+
+
+Scores = dict[str, dict[Repetition, float]]
+"""By column, `mean` among them: a value a repetition."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +91,51 @@ class Side:
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def scores(self) -> ScoreTable:
+    def table(self) -> ScoreTable:
         """The records as numbers."""
         return ScoreTable.of(self.records)
 
-    @property
-    def report(self) -> Report:
-        """Which round counts."""
-        found: Report = self.config.get("evaluation", {}).get("report", "last")
+    @cached_property
+    def scores(self) -> dict[Key, Scores]:
+        """Of each method and setting; splits of the data are repetitions, and no settings."""
+        report: Report = self.config.get("evaluation", {}).get("report", "last")
+        choose = isinstance(self.config.get("method", {}).get("mu"), list)
+        kept = summarize(self.table, report, choose_setting=choose).rows
+        known, found = self.table.scores(report), dict[Key, Scores]()
+        for key, split in ((row.key, _split(row.setting)) for row in kept):
+            own = found.setdefault(Key(key.method, _without_split(key.setting)), {})
+            for column, seeds in known[key].items():
+                values = own.setdefault(column, {})
+                values |= {Repetition(split, seed): value for seed, value in seeds.items()}
+        if not any(found.values()):
+            raise ConfigError(f"{self.name}: no test accuracy yet; nothing to compare")
         return found
+
+    def overlap(self, client: str) -> float:
+        """Test samples by training samples, of a client or of all: how far splits overlap."""
+        inputs = self.environment.get("inputs", {})
+        sizes: Mapping[str, tuple[int, int]] = next(
+            (facts["sizes"] for facts in inputs.values() if facts.get("sizes")), {}
+        )
+        if sizes:
+            own = [sizes[client]] if client in sizes else list(sizes.values())
+            return float(sum(test for _, test in own) / sum(train for train, _ in own))
+        share = self.config.get("data", {}).get("test_share", _TEST_SHARE)
+        return float(share / (1 - share))
+
+    @property
+    def last_round(self) -> int:
+        """The last round that was tested."""
+        return max((r["round"] for r in self.records if r["split"] == "test"), default=0)
+
+
+def _split(setting: str) -> str:
+    return ",".join(part for part in setting.split(",") if part.partition("=")[0] in _SPLITS)
+
+
+def _without_split(setting: str) -> str:
+    parts = [part for part in setting.split(",") if part.partition("=")[0] not in _SPLITS]
+    return ",".join(parts) or "default"
 
 
 @dataclass(frozen=True)
@@ -94,29 +146,41 @@ class Line:
     a: float
     b: float
     test: Paired
-    p: float | None
     verdict: str
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A method on both sides, or two methods."""
+    """A method on both sides, or two methods.
+
+    Attributes:
+        a: The one to start from.
+        b: The one that is judged.
+        axis: What was repeated: `seed` or `split`.
+        repetitions: Those that both have.
+        lines: A line a client, then the mean.
+    """
 
     a: str
     b: str
-    seeds: tuple[int, ...]
+    axis: str
+    repetitions: tuple[str, ...]
     lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs between A and B; the verdicts are about B."""
+    """All that differs between A and B; the verdicts are about B.
+
+    `family` says how many lines of clients, and how many means, every interval holds for at once.
+    """
 
     a: str
     b: str
     configuration: tuple[Change, ...]
     environment: tuple[Change, ...]
     pairs: tuple[Pair, ...]
+    family: tuple[int, int]
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,130 +188,152 @@ class Comparison:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Match:
+    """Two rows to compare, and the columns and repetitions that both have."""
+
+    a: Side
+    b: Side
+    key_a: Key
+    key_b: Key
+
+    def gaps(self, column: str) -> dict[str, list[tuple[float, float]]]:
+        """Both values of every repetition; those of one split lie together."""
+        first, second = self.a.scores[self.key_a][column], self.b.scores[self.key_b][column]
+        found: dict[str, list[tuple[float, float]]] = {}
+        for one in (one for one in first if one in second):
+            found.setdefault(one.split or str(one.seed), []).append((first[one], second[one]))
+        return found
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The clients, then the mean, that have a repetition on both sides."""
+        own, other = self.a.scores[self.key_a], self.b.scores[self.key_b]
+        if not {column for column in own if column in other} - {MEAN}:
+            raise ConfigError(f"no client in common: {_both(self.a, self.b, own, other)}")
+        found = [column for column in own if column in other and self.gaps(column)]
+        if not found:
+            seeds = [{r.seed for values in one.values() for r in values} for one in (own, other)]
+            raise ConfigError(
+                f"{self.key_a.label}: no seed in common: {_both(self.a, self.b, *seeds)}"
+            )
+        return found
+
+
 def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
-    """Compare two runs.
+    """Compare two runs, or the methods of one.
 
     Args:
         a: The run to start from.
-        b: The run to judge.
-        methods: Nothing for all that both have; one to look at; or two, A's and B's.
+        b: The run to judge; the same as A to compare its methods, every pair of them.
+        methods: Nothing for all that there are; or which. Of two runs: one to look at, or A's
+            and B's.
 
     Raises:
         ConfigError: There is no method, client or seed that both sides have.
     """
-    pairs = [_pair(a, b, x, y) for x, y in _matched(a, b, methods)]
+    found = _within(a, methods) if a is b else _between(a, b, methods)
+    clients = sum(len(set(match.columns) - {MEAN}) for match in found)
+    family = clients, len(found)
+    pairs = [_pair(match, family) for match in found]
     return Comparison(
         a=a.name,
         b=b.name,
         configuration=changes(a.config, b.config),
         environment=changes(*({k: s.environment.get(k, {}) for k in _ENVIRONMENT} for s in (a, b))),
         pairs=tuple(pairs),
+        family=family,
         remarks=tuple(dict.fromkeys([*_remarks(a, b), *_doubts(pairs)])),
     )
 
 
-def _matched(a: Side, b: Side, methods: Sequence[str]) -> list[tuple[Row, Row]]:
+def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
+    """Every pair of methods in one setting, and of rows that were named with their settings."""
+    if len(set(methods)) == 1:
+        raise ConfigError("one run: name two of its methods, as --methods fedavg,fedbn, or none")
+    keys = [key for name in methods for key in _keys(side, name)] or list(side.scores)
+    pairs = itertools.combinations(dict.fromkeys(keys), 2)
+    found = [
+        _Match(side, side, x, y)
+        for x, y in pairs
+        if (x.method != y.method and _meet(x, y, keys, keys)) or {x.label, y.label} <= {*methods}
+    ]
+    if not found:
+        raise ConfigError(f"{side.name}: one method; nothing to compare it with")
+    return found
+
+
+def _between(a: Side, b: Side, methods: Sequence[str]) -> list[_Match]:
     """Pair rows of one method and setting; a method with one setting a side needs no equal one."""
     if len(methods) > 2:
         raise ConfigError(f"--methods names {len(methods)}: legal are one, or two to compare")
+    names = (methods[0], methods[-1]) if methods else (None, None)
     crossed = len(set(methods)) == 2
-    rows_a, rows_b = (_rows(side, name) for side, name in zip((a, b), _named(methods), strict=True))
-    pairs = [(x, y) for x in rows_a for y in rows_b if crossed or x.method == y.method]
+    rows_a, rows_b = (_keys(side, name) for side, name in zip((a, b), names, strict=True))
     found = [
-        (x, y)
-        for x, y in pairs
-        if x.setting == y.setting or (_alone(x, rows_a) and _alone(y, rows_b))
+        _Match(a, b, x, y)
+        for x, y in itertools.product(rows_a, rows_b)
+        if (crossed or x.method == y.method) and _meet(x, y, rows_a, rows_b)
     ]
     if not found:
         raise ConfigError(f"no method and setting in common: {_both(a, b, rows_a, rows_b)}")
     return found
 
 
-def _named(methods: Sequence[str]) -> tuple[str | None, str | None]:
-    return (methods[0], methods[-1]) if methods else (None, None)
+def _meet(x: Key, y: Key, beside_x: Iterable[Key], beside_y: Iterable[Key]) -> bool:
+    """Tell whether two rows are of one setting, or each the only one of its method."""
+    alone = [
+        sum(other.method == one.method for other in beside) == 1
+        for one, beside in ((x, beside_x), (y, beside_y))
+    ]
+    return x.setting == y.setting or all(alone)
 
 
-def _rows(side: Side, name: str | None) -> list[Row]:
-    """The rows of a run's table: all, or those of a method, or the one of a method and setting."""
-    choose = isinstance(side.config.get("method", {}).get("mu"), list)
-    rows = list(summarize(side.scores, side.report, choose_setting=choose).rows)
-    if not any(row.cells for row in rows):
-        raise ConfigError(f"{side.name}: no test accuracy yet; nothing to compare")
-    if name is None:
-        return rows
-    found = [row for row in rows if name in (row.method, row.label)]
+def _keys(side: Side, name: str | None) -> list[Key]:
+    """The rows of a run: all, or those of a method, or the one of a method and setting."""
+    found = [key for key in side.scores if name in (None, key.method, key.label)]
     if not found:
-        raise ConfigError(f"{side.name}: {unknown('method', name, [row.label for row in rows])}")
+        known = [key.label for key in side.scores]
+        raise ConfigError(f"{side.name}: {unknown('method', str(name), known)}")
     return found
 
 
-def _alone(row: Row, rows: Iterable[Row]) -> bool:
-    return sum(other.method == row.method for other in rows) == 1
+def _pair(match: _Match, family: tuple[int, int]) -> Pair:
+    lines = []
+    for column in match.columns:
+        # Of a split that has several seeds, their mean: they saw the same test samples.
+        both = [
+            (statistics.fmean(x for x, _ in values), statistics.fmean(y for _, y in values))
+            for values in match.gaps(column).values()
+        ]
+        overlap = match.a.overlap(column) if _splits(match) else 0.0
+        test = paired([y - x for x, y in both], family[column == MEAN], overlap)
+        a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
+        lines.append(Line(column, a, b, test, test.verdict))
+    repetitions = tuple(dict.fromkeys(r for c in match.columns for r in match.gaps(c)))
+    axis = "split" if _splits(match) else "seed"
+    return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
 
 
-def _pair(a: Side, b: Side, row_a: Row, row_b: Row) -> Pair:
-    scores = [side.scores.scores(side.report)[row.key] for side, row in ((a, row_a), (b, row_b))]
-    known = [side.scores.histories[row.key] for side, row in ((a, row_a), (b, row_b))]
-    seeds = [seed for seed in known[0] if seed in known[1]]
-    if not seeds:
-        raise ConfigError(f"{row_a.label}: no seed in common: {_both(a, b, *known)}")
-    clients = [client for client in row_a.cells if client in row_b.cells]
-    if not set(clients) - {MEAN}:
-        raise ConfigError(f"no client in common: {_both(a, b, row_a.cells, row_b.cells)}")
-    tests = {client: _tested(*(own[client] for own in scores)) for client in clients}
-    found = {client: test for client, test in tests.items() if test}
-    return Pair(row_a.label, row_b.label, tuple(seeds), _lines(found))
+def _splits(match: _Match) -> bool:
+    values = match.a.scores[match.key_a].values()
+    return any(one.split for own in values for one in own)
 
 
-def _tested(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[float, float, Paired] | None:
-    both = [seed for seed in a if seed in b]
-    if not both:
-        return None
-    first, second = ([own[seed] for seed in both] for own in (a, b))
-    return statistics.fmean(first), statistics.fmean(second), paired(first, second)
-
-
-def _lines(tests: Mapping[str, tuple[float, float, Paired]]) -> tuple[Line, ...]:
-    """The clients are one family of tests; their mean is a question of its own."""
-    clients = [client for client in tests if client != MEAN]
-    corrected = dict(zip(clients, holm([tests[c][2].p for c in clients]), strict=True))
-    found = []
-    for client, (a, b, test) in tests.items():
-        p = corrected.get(client, test.p)
-        found.append(Line(client, a, b, test, p, test.verdict(p)))
-    return tuple(found)
-
-
-def _remarks(a: Side, b: Side) -> list[str]:
-    found = []
+def _remarks(a: Side, b: Side) -> Iterator[str]:
     data = [side.environment.get("data", {}) for side in (a, b)]
     if other := [c for c in data[0] if c in data[1] and data[0][c] != data[1][c]]:
-        found.append(f"not the same data: {', '.join(other)}; a difference there may be the data's")
-    lasts = [_last_round(side) for side in (a, b)]
-    if lasts[0] != lasts[1]:
-        found.append(f"A was scored after round {lasts[0]}, B after round {lasts[1]}")
-    return found
+        yield f"not the same data: {', '.join(other)}; a difference there may be the data's"
+    if a.last_round != b.last_round:
+        yield f"A was scored after round {a.last_round}, B after round {b.last_round}"
 
 
-def _last_round(side: Side) -> int:
-    return max((r["round"] for r in side.records if r["split"] == "test"), default=0)
-
-
-def _doubts(pairs: Iterable[Pair]) -> list[str]:
-    found = []
+def _doubts(pairs: Iterable[Pair]) -> Iterator[str]:
     for pair in pairs:
-        few = len(pair.seeds)
-        if few < FEWEST_RANKS:
-            found.append(
-                f"{counted(few, 'seed')} in common: a true difference smaller "
-                "than its interval is called noise; more seeds tell more"
-            )
-        found += [
-            f"{pair.b}, {line.client}: by ranks it could be noise (Wilcoxon p = {ranks:.2g})"
-            for line in pair.lines
-            if line.verdict in ("better", "worse") and (ranks := line.test.ranks or 0) >= LEVEL
-        ]
-    return found
+        for line in pair.lines:
+            ranks = line.test.ranks or 0
+            if line.verdict in ("better", "worse") and ranks >= LEVEL:
+                yield f"{pair.b}, {line.client}: not shown by ranks (Wilcoxon p = {ranks:.2g})"
 
 
 def _both(a: Side, b: Side, has_a: Iterable[Any], has_b: Iterable[Any]) -> str:
@@ -255,7 +341,8 @@ def _both(a: Side, b: Side, has_a: Iterable[Any], has_b: Iterable[Any]) -> str:
     return f"{a.name} has {words[0]}; {b.name} has {words[1]}"
 
 
-SCORES = ("method", "client", "A, %", "B, %", "B − A", "95 % interval", "p", "verdict on B")
+SCORES = ("method", "client", "A, %", "B, %", "B − A", "95 % interval", "p", "detectable",
+          "verdict on B")  # fmt: skip
 
 
 def score_rows(pair: Pair) -> Iterator[tuple[str, ...]]:
@@ -283,12 +370,23 @@ def markdown(found: Comparison) -> str:
 
 
 def explanation(found: Comparison) -> str:
-    """Say how the numbers were made."""
-    seeds = sorted({seed for pair in found.pairs for seed in pair.seeds})
-    return (
-        f"Means over seeds {', '.join(map(str, seeds))}; paired t-tests over seeds; p of clients "
-        "corrected by Holm; better and worse mean p < 0.05."
-    )
+    """Say how the numbers were made, and what so many repetitions could show at all."""
+    axis, names = found.pairs[0].axis, found.pairs[0].repetitions
+    count, (clients, means) = min(len(pair.repetitions) for pair in found.pairs), found.family
+    parts = [f"n = {counted(len(names), axis)} ({', '.join(names)}); paired t-tests"]
+    if axis == "split":
+        parts[0] += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
+    held = f"{counted(clients, 'line')} of clients, and for {counted(means, 'mean')}"
+    parts.append(f"intervals and p hold for all {held}, at once (Bonferroni)")
+    parts.append("better and worse: the interval leaves 0 out")
+    parts.append("detectable: the difference that so many show in four of five cases")
+    if count > 1:
+        wide = [half_width(count, family) for family in (clients, means)]
+        parts.append(
+            f"with n = {count} an interval reaches {wide[0]:.1f} standard deviations of the "
+            f"difference to each side at a client, {wide[1]:.1f} in the mean"
+        )
+    return "; ".join(parts) + "."
 
 
 def _changes(some: tuple[Change, ...]) -> str:
@@ -298,9 +396,11 @@ def _changes(some: tuple[Change, ...]) -> str:
 def _cells(line: Line) -> tuple[str, ...]:
     low, high = line.test.low, line.test.high
     interval = "–" if low is None or high is None else f"{_signed(low)} to {_signed(high)}"
-    p = "–" if line.p is None else f"{line.p:.2g}" if line.p >= 0.001 else "< 0.001"
-    difference = _signed(line.test.difference)
-    return line.client, f"{line.a:.1f}", f"{line.b:.1f}", difference, interval, p, line.verdict
+    p = line.test.p
+    shown = "–" if p is None else f"{p:.2g}" if p >= 0.001 else "< 0.001"
+    least = "–" if line.test.detectable is None else f"{line.test.detectable:.1f}"
+    means = f"{line.a:.1f}", f"{line.b:.1f}", _signed(line.test.difference)
+    return line.client, *means, interval, shown, least, line.verdict
 
 
 def _signed(value: float) -> str:

@@ -1,94 +1,135 @@
-r"""Is a difference more than the noise of seeds? Paired tests, corrected for many clients.
+r"""Is a difference more than chance? Paired tests and simultaneous intervals.
 
-Two scores of one seed share its data order and its initial weights, so they are compared pair by
-pair: with differences \(d_1 \dots d_n\), the t statistic is \(\bar d / (s_d / \sqrt n)\).
+Two scores of one repetition (a seed, a split) share its data order and its initial weights, so they
+are compared pair by pair: with differences \(d_1 \dots d_n\), the t statistic is
+\(\bar d / (s_d / \sqrt n)\). Splits of one data set overlap, which makes their differences look
+more alike than new data would: Nadeau and Bengio (2003) put \(1/n + n_\mathrm{test} /
+n_\mathrm{train}\) in the place of \(1/n\).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FEWEST = 3  # with two seeds a t interval is twelve standard errors wide
+FEWEST = 3  # with two repetitions a t interval is twelve standard errors wide
 FEWEST_RANKS = 6  # below, no outcome of a Wilcoxon test can reach 5 %
 LEVEL = 0.05
+POWER = 0.8
 _EQUAL = 1e-9  # per cent; what rounding may leave of no difference
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A paired test.
+    """A paired test, one of a family that is asked at once.
 
     Attributes:
-        seeds: How many pairs.
+        repetitions: How many pairs.
         difference: The mean of B − A.
-        low: Where its 95 % interval begins; None where no spread can be estimated.
+        std: The sample deviation of the differences; None of a single pair.
+        low: Where the 95 % interval begins, simultaneous over the family; None without a spread.
         high: Where it ends.
-        p: How likely so large a difference is by chance; None for a single pair.
+        p: How likely so large a difference is by chance, times the size of the family.
         ranks: The same by Wilcoxon's signed ranks, which assume no normality; from six pairs on.
+        detectable: The difference that so many pairs of this spread show in four of five cases.
         same: Whether every pair is equal.
     """
 
-    seeds: int
+    repetitions: int
     difference: float
+    std: float | None = None
     low: float | None = None
     high: float | None = None
     p: float | None = None
     ranks: float | None = None
+    detectable: float | None = None
     same: bool = False
 
-    def verdict(self, p: float | None) -> str:
-        """Say in a word what a p value, corrected or not, means for B."""
+    @property
+    def verdict(self) -> str:
+        """Say in a word what this means for B."""
         if self.same:
             return "same"
-        if self.seeds < FEWEST or p is None:
-            return "too few seeds"
-        if p >= LEVEL:
-            return "noise"
+        if self.repetitions < FEWEST or self.p is None:
+            return "too few"
+        if self.p >= LEVEL:
+            return "not shown"
         return "better" if self.difference > 0 else "worse"
 
 
-def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
-    """Test whether B differs from A, value by value.
+def paired(gaps: Sequence[float], family: int = 1, overlap: float = 0.0) -> Paired:
+    """Test whether differences B − A are more than chance.
+
+    Args:
+        gaps: One a repetition.
+        family: How many such questions are asked at once (Bonferroni).
+        overlap: Of splits of one data set: test samples by training samples.
 
     Examples:
-        >>> found = paired([70.0, 71.0, 72.0], [75.0, 76.0, 78.0])
-        >>> round(found.difference, 2), found.verdict(found.p)
-        (5.33, 'better')
+        >>> found = paired([5.0, 5.0, 6.0])
+        >>> round(found.difference, 2), found.verdict, paired([5.0, 5.0, 6.0], family=20).verdict
+        (5.33, 'better', 'not shown')
     """
-    gaps = [y - x for x, y in zip(a, b, strict=True)]
     count, mean = len(gaps), statistics.fmean(gaps)
     if all(abs(gap) < _EQUAL for gap in gaps):
-        return Paired(count, 0.0, 0.0, 0.0, 1.0, same=True)
+        return Paired(count, 0.0, 0.0, 0.0, 0.0, 1.0, same=True)
     if count == 1:
         return Paired(count, mean)
-    if statistics.stdev(gaps) < _EQUAL:
+    std = statistics.stdev(gaps)
+    if std < _EQUAL:
         # Scores come in steps of one test sample, so equal gaps are luck and not precision: a sign
         # test asks for no spread.
-        return Paired(count, mean, p=2.0 * 0.5**count)
+        return Paired(count, mean, 0.0, p=min(1.0, 2.0 * 0.5**count * family))
     from scipy import stats
 
-    found = stats.ttest_rel(b, a)
-    low, high = found.confidence_interval(1 - LEVEL)
-    return Paired(count, mean, float(low), float(high), float(found.pvalue), _ranks(gaps))
+    error = std * math.sqrt(1 / count + overlap)
+    curve = stats.t(count - 1)
+    reach = float(curve.isf(LEVEL / 2 / family))
+    p = min(1.0, 2 * float(curve.sf(abs(mean) / error)) * family)
+    detectable = (reach + float(curve.ppf(POWER))) * error
+    low, high = mean - reach * error, mean + reach * error
+    return Paired(count, mean, std, low, high, p, _ranks(gaps), detectable)
 
 
-def holm(values: Sequence[float | None]) -> list[float | None]:
-    """Correct p values of one family by Holm's steps; None stays None and counts for nothing.
+def half_width(count: int, family: int = 1, overlap: float = 0.0) -> float:
+    """How many deviations of the differences a simultaneous 95 % interval reaches to each side.
 
     Examples:
-        >>> holm([0.01, 0.04, None, 0.03])
-        [0.03, 0.06, None, 0.06]
+        >>> [round(half_width(n), 1) for n in (2, 3, 5, 10)]
+        [9.0, 2.5, 1.2, 0.7]
     """
-    order = sorted((p, i) for i, p in enumerate(values) if p is not None)
-    corrected: list[float | None] = [None] * len(values)
-    reached = 0.0
-    for step, (p, i) in enumerate(order):
-        reached = max(reached, min(1.0, (len(order) - step) * p))
-        corrected[i] = reached
-    return corrected
+    from scipy import stats
+
+    return float(stats.t(count - 1).isf(LEVEL / 2 / family)) * math.sqrt(1 / count + overlap)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Mean and sample standard deviation of so many values."""
+
+    mean: float
+    std: float
+    count: int
+
+
+def welch(a: Sample, b: Sample) -> tuple[float, float] | None:
+    """The 95 % interval of the difference of two means, a − b, with both spreads (Welch 1947).
+
+    Returns:
+        None where one of them is a single value, or neither has a spread.
+    """
+    if min(a.count, b.count) < 2 or not (a.std or b.std):
+        return None
+    from scipy import stats
+
+    parts = [one.std**2 / one.count for one in (a, b)]
+    shares = zip(parts, (a, b), strict=True)
+    freedom = sum(parts) ** 2 / sum(part**2 / (one.count - 1) for part, one in shares)
+    reach = float(stats.t(freedom).isf(LEVEL / 2)) * math.sqrt(sum(parts))
+    return a.mean - b.mean - reach, a.mean - b.mean + reach
 
 
 def _ranks(gaps: Sequence[float]) -> float | None:

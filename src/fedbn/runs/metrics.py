@@ -135,6 +135,7 @@ class _Inputs(_Part):
     preparation: _Preparation
     range: tuple[float, float]
     remarks: list[str]
+    sizes: dict[str, tuple[int, int]] = {}
     stand_ins: list[str] = []
 
 

@@ -28,7 +28,7 @@ import torch
 from fedbn.core.bn_statistics import CHUNK
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Client, Split
-from fedbn.core.randomness import generator, number, seeded, stratified
+from fedbn.core.randomness import divided as in_two, generator, number, seeded
 from fedbn.core.rounds import ClientWork, local_train
 from fedbn.core.state import Kind, State, entries
 from fedbn.data.arrays import labels_of
@@ -36,7 +36,7 @@ from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
 from fedbn.runs.checkpoints import digest
 from fedbn.runs.folder import RunFolder
-from fedbn.trained.evaluation import Outcomes, Value, scores
+from fedbn.trained.evaluation import Value, outcomes_of, scores
 from fedbn.trained.joining import joining_plan, joining_state
 from fedbn.trained.local_parts import (
     FEW,
@@ -268,10 +268,13 @@ class Compared:
 
 
 def divided(data: Split, test: Split | None, site: str) -> tuple[Split, Split]:
-    """Data to adapt with and data to score on: halves, class by class, unless a test is given."""
+    """Data to adapt with and data to score on: halves, class by class, unless a test is given.
+
+    Samples of one group stay on one side.
+    """
     if test is not None:
         return data, test
-    adapting, scoring = stratified(data.y, _HALF, generator(0, "compare", client=site))
+    adapting, scoring = in_two(data, _HALF, generator(0, "compare", client=site))
     if len(adapting) < 2 or not len(scoring):
         raise DataError(f"{len(data)} samples: too few to hold a half out; give --test PATH")
     return data.take(adapting), data.take(scoring)
@@ -328,5 +331,4 @@ def _joined(trained: Trained, client: Client, test: Split, rounds: int | None) -
 
 
 def _accuracy(trained: Trained, client: str, test: Split) -> Value:
-    proba = probabilities(trained.model(client), test.x)
-    return scores(Outcomes(proba, test.y.numpy()))["accuracy"]
+    return scores(outcomes_of(probabilities(trained.model(client), test.x), test))["accuracy"]

@@ -261,7 +261,7 @@ def evaluate_all(
     for client in trained.clients:
         progress(client)
         model = trained.model(client)
-        made = {d: _outcomes(probabilities(model, s.x), s) for d, s in domains.items()}
+        made = {d: outcomes_of(probabilities(model, s.x), s) for d, s in domains.items()}
         found = {domain: scores(one, resamples, seed) for domain, one in made.items()}
         for metric in METRICS:
             values[metric][client] = {domain: one[metric] for domain, one in found.items()}
@@ -278,7 +278,8 @@ def domain_tests(trained: Trained) -> dict[str, Split]:
     return {domain: split.to("cpu") for domain, split in pooled.tests.items()}
 
 
-def _outcomes(proba: NDArray[np.float64], split: Split) -> Outcomes:
+def outcomes_of(proba: NDArray[np.float64], split: Split) -> Outcomes:
+    """What a model said of a split, with its labels and its groups."""
     groups = None if split.groups is None else split.groups.numpy()
     return Outcomes(proba, split.y.numpy(), groups)
 
