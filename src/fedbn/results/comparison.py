@@ -70,7 +70,7 @@ class Repetition(NamedTuple):
     seed: int
 
 
-Scores = dict[str, dict[Repetition, float]]
+Repeated = dict[str, dict[Repetition, float]]
 """By column, `mean` among them: a value a repetition."""
 
 
@@ -96,12 +96,12 @@ class Side:
         return ScoreTable.of(self.records)
 
     @cached_property
-    def scores(self) -> dict[Key, Scores]:
+    def scores(self) -> dict[Key, Repeated]:
         """Of each method and setting; splits of the data are repetitions, and no settings."""
         report: Report = self.config.get("evaluation", {}).get("report", "last")
         choose = isinstance(self.config.get("method", {}).get("mu"), list)
         kept = summarize(self.table, report, choose_setting=choose).rows
-        known, found = self.table.scores(report), dict[Key, Scores]()
+        known, found = self.table.scores(report), dict[Key, Repeated]()
         for key, split in ((row.key, _split(row.setting)) for row in kept):
             own = found.setdefault(Key(key.method, _without_split(key.setting)), {})
             for column, seeds in known[key].items():
