@@ -37,7 +37,7 @@ ALLOWED = {
     "report": _BELOW | {"experiments", "results", "trained"},
     "paper": _BELOW | {"experiments", "report", "results", "trained"},
 }
-ALLOWED["cli"] = {*ALLOWED, *_FACE, "api"} - {"fast"}
+ALLOWED["cli"] = {*ALLOWED, *_FACE, "api", "exchange_audit"} - {"fast"}
 # Packages of others that only some places may import.
 ONLY_IN = {
     "flwr": ("flower/",),

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         split as split,
     )
     from fedbn.errors import FedbnError as FedbnError
+    from fedbn.exchange_audit import Audit as Audit, audit as audit
     from fedbn.methods import parse_method as parse_method
     from fedbn.methods.paper import (
         centralized as centralized,

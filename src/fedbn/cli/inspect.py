@@ -1,8 +1,10 @@
-"""`fedbn ls` and `fedbn inspect`: what there is to choose from, and what it is made of."""
+"""`fedbn ls`, `inspect` and `audit`: what there is, what it is made of, what a project sends."""
 
 from __future__ import annotations
 
 import json as codec
+from collections.abc import Callable
+from dataclasses import asdict
 from math import prod
 from types import ModuleType
 from typing import Annotated, Any
@@ -14,7 +16,7 @@ from torch import nn
 import fedbn.datasets
 import fedbn.methods
 import fedbn.models
-from fedbn import registry
+from fedbn import exchange_audit, registry
 from fedbn.cli import console
 from fedbn.cli.console import Json, emit, print_table, print_text
 from fedbn.core.federation import Federation, blank_client
@@ -28,6 +30,9 @@ from fedbn.experiments.sources import model_builder
 from fedbn.methods import PARTS, parse_method
 
 app = console.commands()
+
+Shape = Annotated[str | None, typer.Option("--input", metavar="C,H,W", help="Shape of one sample.")]
+Classes = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Number of classes.")]
 
 
 @app.command(epilog="Example: fedbn ls   ·   fedbn ls --json")
@@ -65,12 +70,8 @@ def _first_line(function: object) -> str:
 def inspect(
     model: Annotated[str, typer.Argument(help="A model's name, or module:callable.")],
     method: Annotated[str, typer.Option(help="The method.")] = "fedbn",
-    input_: Annotated[
-        str | None, typer.Option("--input", metavar="C,H,W", help="Shape of one sample.")
-    ] = None,
-    classes: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Number of classes.")
-    ] = None,
+    input_: Shape = None,
+    classes: Classes = None,
     json: Json = False,
 ) -> None:
     """Show every entry of a model: its kind, its size, and whether the method shares it."""
@@ -81,6 +82,47 @@ def inspect(
         emit(codec.dumps(_as_json(model, chosen, found), indent=2))
     else:
         _print_table(chosen, found)
+
+
+@app.command(
+    epilog="Example: fedbn audit my_code:Net --get my_code:get_weights --set my_code:set_weights"
+)
+def audit(
+    model: Annotated[str, typer.Argument(help="A model's name, or module:callable.")],
+    get: Annotated[str, typer.Option(help="module:callable; of a model what leaves the client.")],
+    set_: Annotated[str, typer.Option("--set", help="module:callable; takes that into a model.")],
+    input_: Shape = None,
+    classes: Classes = None,
+    json: Json = False,
+) -> None:
+    """Say which method a project really runs: what leaves, what is overwritten, what is kept."""
+    functions = [_function(name) for name in (get, set_)]
+    found = exchange_audit.audit(lambda: _built(model, input_, classes), *functions)
+    if json:
+        facts = {"method": found.method, "nearest": found.nearest}
+        lists = {"missed": found.missed, "extra": found.extra}
+        emit(codec.dumps({**facts, **lists, "entries": [*map(asdict, found.entries)]}, indent=2))
+        return
+    rows = [
+        [
+            entry.name,
+            entry.kind,
+            "leaves" if entry.leaves else "stays",
+            "overwritten" if entry.overwritten else Text("kept", "bold"),
+            *(["missed"] if entry.name in found.missed else []),
+            *(["extra"] if entry.name in found.extra else []),
+        ]
+        for entry in found.entries
+    ]
+    print_table(["entry", "kind", "sent", "received", "for FedBN"], rows)
+    emit()
+    print_text(repr(found))
+
+
+def _function(name: str) -> Callable[..., Any]:
+    if ":" not in name:
+        raise ConfigError(f"function {name!r}: expected module:callable")
+    return registry.find(fedbn.methods, name, "function")
 
 
 def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:

@@ -40,6 +40,7 @@ _COMMANDS = {
         "compare": "compare",
         "export": "export",
         "inspect": "inspect",
+        "audit": "inspect",
         "ls": "inspect",
         "schema": "run",
         "theory": "reproduce",
