@@ -17,7 +17,7 @@ from fedbn.core.federation import Split
 from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError
 from fedbn.runs.folder import sealed, unsealed
 from fedbn.trained.adaptation import HOWS, Options, compare, divided
-from fedbn.trained.local_parts import mean_of
+from fedbn.trained.local_parts import Bench
 from fedbn.trained.trained_run import Trained
 from tiny import plain_net
 
@@ -107,10 +107,12 @@ def test_networks_trained_apart_are_not_averaged(home: Path):
 
 
 def test_a_mean_of_whole_numbers_is_the_largest(trained: Trained):
-    packs = [pack.clone() for pack in trained.state.local.values()]
-    for number, pack in enumerate(packs):
+    packs = {name: pack.clone() for name, pack in trained.state.local.items()}
+    for number, pack in enumerate(packs.values()):
         pack.state["1.num_batches_tracked"].fill_(number)
-    assert int(mean_of(packs).state["1.num_batches_tracked"]) == 2
+    bench = Bench(replace(trained, state=replace(trained.state, local=packs)))
+    bench.average()
+    assert int(bench.own()["1.num_batches_tracked"]) == 2
 
 
 def test_the_distances_are_those_by_hand():

@@ -9,21 +9,9 @@ from functools import partial
 
 from markupsafe import Markup
 
+from fedbn.report import svg
 from fedbn.report.contents import Exchange
-from fedbn.report.svg import (
-    Scale,
-    drawing,
-    grid,
-    label,
-    linear,
-    note,
-    numbered,
-    points,
-    swatch,
-    tag,
-    ticks,
-    uprights,
-)
+from fedbn.report.svg import Scale
 from fedbn.results import BLUE, VERMILION, colours
 from fedbn.results.aggregate import Curve, Duel, Gain
 from fedbn.text import bytes_said, points_said
@@ -60,8 +48,8 @@ def looks(labels: Sequence[str]) -> dict[str, Look]:
 def legend(known: Mapping[str, Look]) -> tuple[tuple[Markup, str], ...]:
     """A short piece of each method's line, and its name."""
     line = {"x1": 1, "x2": 33, "y1": 6, "y2": 6, "fill": "none"}
-    pieces = {name: tag("line", **line, **look.stroke) for name, look in known.items()}
-    return tuple((swatch(piece, width=34), name) for name, piece in pieces.items())
+    pieces = {name: svg.tag("line", **line, **look.stroke) for name, look in known.items()}
+    return tuple((svg.swatch(piece, width=34), name) for name, piece in pieces.items())
 
 
 @dataclass(frozen=True)
@@ -77,14 +65,14 @@ class Upward:
         """Map values to places in a panel."""
         _, top, _, bottom = _BOX
         if not self.log:
-            return linear(self.low, self.high, bottom, top)
-        straight = linear(math.log10(self.low), math.log10(self.high), bottom, top)
+            return svg.linear(self.low, self.high, bottom, top)
+        straight = svg.linear(math.log10(self.low), math.log10(self.high), bottom, top)
         return lambda value: straight(math.log10(max(value, self.low)))
 
     def ticks(self) -> list[float]:
         """Choose where to write numbers."""
         if not self.log:
-            return ticks(self.low, self.high)
+            return svg.ticks(self.low, self.high)
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         found = [m * 10.0**p for p in powers for m in (1, 2, 5)]
         found = [t for t in found if self.low <= t <= self.high]
@@ -114,20 +102,20 @@ def panel(title: str, curves: Sequence[Curve], look: Mapping[str, Look], axis: U
     left, _, right, bottom = _BOX
     first = min((c.x[0] for c in curves), default=0)
     last = max((c.x[-1] for c in curves), default=1)
-    across = linear(first, last, left + 4, right - 4)
+    across = svg.linear(first, last, left + 4, right - 4)
     up = axis.scale()
     # Whole lines first: dashes over them let both be seen.
     ordered = sorted(curves, key=lambda curve: look[curve.label].dashes is not None)
     drawn = [_drawn(c, look[c.label], across, up) for c in ordered]
-    ys = [(up(t), numbered(t)) for t in axis.ticks()]
-    xs = [(across(t), numbered(t)) for t in ticks(first, last) if t == int(t)]
-    return drawing(
+    ys = [(up(t), svg.numbered(t)) for t in axis.ticks()]
+    xs = [(across(t), svg.numbered(t)) for t in svg.ticks(first, last) if t == int(t)]
+    return svg.drawing(
         _WIDTH,
         _HEIGHT,
         f"{title}: {axis.what} over rounds. {_spoken(curves)}",
-        label(left - 34, 14, title, most=40, class_="title"),
-        grid(xs, ys, _BOX),
-        note("round", right, bottom + 30),
+        svg.label(left - 34, 14, title, most=40, class_="title"),
+        svg.grid(xs, ys, _BOX),
+        svg.note("round", right, bottom + 30),
         *drawn,
         _tips(curves, across),
     )
@@ -141,12 +129,12 @@ def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:
     low, high = ([up(side[i]) for i in chosen] for side in curve.band)
     mean = [up(curve.mean[i]) for i in chosen]
     if len(xs) == 1:
-        return tag("circle", cx=xs[0], cy=mean[0], r=3.0, fill=look.colour)
-    line = tag("polyline", points=points(xs, mean), fill="none", **look.stroke)
+        return svg.tag("circle", cx=xs[0], cy=mean[0], r=3.0, fill=look.colour)
+    line = svg.tag("polyline", points=svg.points(xs, mean), fill="none", **look.stroke)
     if not any(curve.std):
         return line
-    band = points([*xs, *reversed(xs)], [*high, *reversed(low)])
-    return tag("polygon", points=band, fill=look.colour, fill_opacity=0.14) + line
+    band = svg.points([*xs, *reversed(xs)], [*high, *reversed(low)])
+    return svg.tag("polygon", points=band, fill=look.colour, fill_opacity=0.14) + line
 
 
 def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
@@ -163,7 +151,9 @@ def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
         lines += [f"{n}: {_said(*t[round])}" for n, t in tables.items() if round in t]
         x = across(round) - half
         size = {"x": x, "width": min(2 * half, right - x) or 8.0, "y": top, "height": bottom - top}
-        found.append(tag("rect", tag("title", "\n".join(lines)), class_="tip", fill="none", **size))
+        found.append(
+            svg.tag("rect", svg.tag("title", "\n".join(lines)), class_="tip", fill="none", **size)
+        )
     return Markup("").join(found)
 
 
@@ -187,16 +177,16 @@ def bars(
 ) -> Markup:
     """Draw a bar a row over one axis; each row draws itself, given its y and the scale."""
     bottom = 24 + ROW * len(rows)
-    across = linear(*span, BAR_START, _BAR_WIDTH - 10)
-    head = label(0, 12, title, most=60, class_="title")
+    across = svg.linear(*span, BAR_START, _BAR_WIDTH - 10)
+    head = svg.label(0, 12, title, most=60, class_="title")
     drawn = [draw(24 + ROW * i, across) for i, draw in enumerate(rows)]
-    axis = uprights(across, span, bottom, sign)
-    return drawing(_BAR_WIDTH, bottom + 22, spoken, head, axis, *drawn)
+    axis = svg.uprights(across, span, bottom, sign)
+    return svg.drawing(_BAR_WIDTH, bottom + 22, spoken, head, axis, *drawn)
 
 
 def bar_name(name: str, y: float, **style: object) -> Markup:
     """Write the name of a row before its bar."""
-    return label(BAR_START - 8, y + ROW / 2 + 4, name, "end", most=15, **style)
+    return svg.label(BAR_START - 8, y + ROW / 2 + 4, name, "end", most=15, **style)
 
 
 def gain_bars(duel: Duel, gains: Sequence[Gain]) -> Markup:
@@ -221,42 +211,42 @@ def _gain(gain: Gain, whole: bool, y: float, across: Scale) -> Markup:
     colour = VERMILION if gain.mean >= 0 else BLUE
     box = {"x": min(zero, end), "width": max(abs(end - zero), 0.5), "y": y + 4, "rx": 2}
     look = {"fill": colour, "fill_opacity": 0.85 if whole else 0.5}
-    bar = tag("rect", height=ROW - 8, **box, **look)
+    bar = svg.tag("rect", height=ROW - 8, **box, **look)
     ends = [across(gain.mean - gain.std), across(gain.mean + gain.std)]
-    whisker = tag("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, stroke="currentColor")
+    whisker = svg.tag("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, stroke="currentColor")
     dots = [
-        tag("circle", cx=across(v), cy=middle, r=2.2, fill="none", stroke="currentColor")
+        svg.tag("circle", cx=across(v), cy=middle, r=2.2, fill="none", stroke="currentColor")
         for v in gain.by_seed.values()
     ]
     name = "mean of clients" if whole else gain.client
     style = {"class_": "strong"} if whole else {}
     seeds = ", ".join(f"seed {s}: {points_said(v)}" for s, v in list(gain.by_seed.items())[:20])
-    tip = tag("title", f"{name}: {points_said(gain.mean)} ({seeds})")
+    tip = svg.tag("title", f"{name}: {points_said(gain.mean)} ({seeds})")
     shown = [whisker, *dots] if len(gain.by_seed) > 1 else []
-    return tag("g", tip, bar_name(name, y, **style), bar, *shown)
+    return svg.tag("g", tip, bar_name(name, y, **style), bar, *shown)
 
 
 def exchange_bars(exchanges: Sequence[Exchange]) -> Markup:
     """Draw a bar a method: bytes of the model that travel, and bytes that stay."""
     top = max((e.shared[1] + e.kept for e in exchanges), default=1) or 1
-    across = linear(0, top, 0, _BAR_WIDTH - BAR_START - 10)
+    across = svg.linear(0, top, 0, _BAR_WIDTH - BAR_START - 10)
     parts = []
     for i, e in enumerate(exchanges):
         y, travels = 24 + ROW * i, across(e.shared[1])
         said = f"{e.method}: shares {bytes_said(e.shared[1])}, keeps {bytes_said(e.kept)}"
         box = {"y": y + 4, "height": ROW - 8}
         stays = max(across(e.kept), 1.5 if e.kept else 0.0)
-        shared = tag("rect", x=BAR_START, width=travels, fill=SHARED, **box)
-        local = tag("rect", x=BAR_START + travels, width=stays, fill=LOCAL, **box)
-        parts.append(tag("g", tag("title", said), bar_name(e.method, y), shared, local))
+        shared = svg.tag("rect", x=BAR_START, width=travels, fill=SHARED, **box)
+        local = svg.tag("rect", x=BAR_START + travels, width=stays, fill=LOCAL, **box)
+        parts.append(svg.tag("g", svg.tag("title", said), bar_name(e.method, y), shared, local))
     spoken = "; ".join(
         f"{e.method} shares {bytes_said(e.shared[1])} and keeps {bytes_said(e.kept)}"
         for e in exchanges[:12]
     )
-    return drawing(
+    return svg.drawing(
         _BAR_WIDTH,
         28 + ROW * len(exchanges),
         f"Bytes of one model, shared and local: {spoken}",
-        label(0, 12, "Bytes of one client's model", class_="title", most=60),
+        svg.label(0, 12, "Bytes of one client's model", class_="title", most=60),
         *parts,
     )

@@ -127,7 +127,6 @@ class Facts:
         setting: Of which setting.
         seed: Of which seed.
         round: After which round.
-        data: What the data is called.
         remarks: What must be said of the data.
         classes: Names of the classes.
         clients: How many clients there are.
@@ -141,7 +140,6 @@ class Facts:
     setting: str
     seed: int
     round: int
-    data: str = ""
     remarks: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     clients: int = 0

@@ -10,31 +10,10 @@ from typing import Any
 import tomli_w
 from markupsafe import Markup
 
+from fedbn.report import document, site_charts
 from fedbn.report.charts import LOCAL, SHARED, exchange_bars
 from fedbn.report.contents import Array, Exchange, Facts, Layer, RunContents
-from fedbn.report.document import (
-    Beside,
-    Code,
-    Figures,
-    Part,
-    Pictures,
-    Section,
-    Table,
-    Text,
-    remark,
-    table,
-)
-from fedbn.report.site_charts import (
-    MOST_CLASSES,
-    MOST_LINES,
-    confusion_matrix,
-    distance_matrix,
-    distances,
-    layer_bars,
-    mistakes,
-    picture,
-    profile,
-)
+from fedbn.report.document import Part, Section
 from fedbn.report.svg import swatch, tag
 from fedbn.results import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from fedbn.text import bytes_said, counted, spread
@@ -52,9 +31,9 @@ def statistics(run: RunContents) -> Section:
     if facts is None or not facts.layers:
         return missing("sites", title, run, "statistics")
     layers = spread(facts.layers, _MOST_LAYERS)
-    matrices = [distances(layer) for layer in layers]
+    matrices = [site_charts.distances(layer) for layer in layers]
     names = layers[0].clients
-    chosen = spread(names, MOST_LINES)
+    chosen = spread(names, site_charts.MOST_LINES)
     colours = dict(zip(chosen, _CLIENT_COLOURS, strict=False))
     lead = (
         f"BatchNorm's running statistics of {_whose(facts)}: each client's own picture of its "
@@ -64,18 +43,18 @@ def statistics(run: RunContents) -> Section:
     legend = tuple((swatch(_line(colour), width=22), name) for name, colour in colours.items())
     panels = []
     for layer, far in zip(layers, matrices, strict=True):
-        panels += [_distances(layer, far), profile(layer, colours, deviation=False)]
-        panels.append(profile(layer, colours, deviation=True))
+        panels += [_distances(layer, far), site_charts.profile(layer, colours, deviation=False)]
+        panels.append(site_charts.profile(layer, colours, deviation=True))
     numbers = _farthest(layers, matrices)
     parts: list[Part] = [
-        Beside((Figures((layer_bars(layers, matrices),)), numbers)),
-        Figures(tuple(panels), legend),
+        document.Beside((document.Figures((site_charts.layer_bars(layers, matrices),)), numbers)),
+        document.Figures(tuple(panels), legend),
     ]
     parts += _capped(facts, layers, chosen)
     return Section("sites", title, lead, tuple(parts))
 
 
-def _farthest(layers: Sequence[Layer], matrices: Sequence[Array]) -> Table:
+def _farthest(layers: Sequence[Layer], matrices: Sequence[Array]) -> document.Table:
     rows = []
     for layer, far in zip(layers, matrices, strict=True):
         i, j = divmod(int(far.argmax()), len(far))
@@ -84,27 +63,31 @@ def _farthest(layers: Sequence[Layer], matrices: Sequence[Array]) -> Table:
         channels = str(layer.mean.shape[1])
         rows.append([layer.title, channels, f"{mean:.2f}", f"{far[i, j]:.2f}", pair])
     header = ["layer", "channels", "mean", "farthest", "which"]
-    return table("Distance of two clients", header, rows)
+    return document.table("Distance of two clients", header, rows)
 
 
 def _distances(layer: Layer, far: Array) -> Markup:
     places = spread(range(len(layer.clients)), _MOST_IN_MATRIX)
     names = [layer.clients[i] for i in places]
-    return distance_matrix(far[places][:, places], names, f"{layer.title}: distances")
+    return site_charts.distance_matrix(far[places][:, places], names, f"{layer.title}: distances")
 
 
 def _capped(facts: Facts, layers: Sequence[Layer], chosen: Sequence[str]) -> list[Part]:
     found: list[Part] = []
     if len(layers) < len(facts.layers):
-        found.append(Text(f"{len(layers)} of {len(facts.layers)} layers are drawn, evenly spread."))
+        found.append(
+            document.Text(f"{len(layers)} of {len(facts.layers)} layers are drawn, evenly spread.")
+        )
     count = len(facts.layers[0].clients)
     if count > len(chosen):
         text = (
             f"Lines of {len(chosen)} and squares of {min(count, _MOST_IN_MATRIX)} clients are drawn"
         )
-        found.append(Text(f"{text}, evenly spread; distances by layer are of {count}."))
+        found.append(document.Text(f"{text}, evenly spread; distances by layer are of {count}."))
     if facts.clients > count:
-        found.append(Text(f"{count} of {facts.clients:,} clients are measured, evenly spread."))
+        found.append(
+            document.Text(f"{count} of {facts.clients:,} clients are measured, evenly spread.")
+        )
     return found
 
 
@@ -119,19 +102,22 @@ def confusions(run: RunContents) -> Section:
         "columns what the model said; blue is right, orange is wrong."
     )
     parts: list[Part] = []
-    if len(facts.classes) <= MOST_CLASSES:
-        drawn = [confusion_matrix(c, facts.classes) for c in facts.confusions]
-        parts.append(Figures(tuple(drawn)))
+    if len(facts.classes) <= site_charts.MOST_CLASSES:
+        drawn = [site_charts.confusion_matrix(c, facts.classes) for c in facts.confusions]
+        parts.append(document.Figures(tuple(drawn)))
     else:
         text = f"{len(facts.classes)} classes are too many to draw; these were confused most."
-        parts.append(Text(text))
-    rows = [[c.client, "; ".join(mistakes(c, facts.classes)) or "none"] for c in facts.confusions]
-    folded = len(facts.classes) <= MOST_CLASSES
+        parts.append(document.Text(text))
+    rows = [
+        [c.client, "; ".join(site_charts.mistakes(c, facts.classes)) or "none"]
+        for c in facts.confusions
+    ]
+    folded = len(facts.classes) <= site_charts.MOST_CLASSES
     header = ["client", "true → predicted (times)"]
-    parts.append(table("Most frequent mistakes", header, rows, folded=folded))
+    parts.append(document.table("Most frequent mistakes", header, rows, folded=folded))
     if len(facts.confusions) < facts.clients:
         some = f"{len(facts.confusions)} of {facts.clients:,} clients are shown, evenly spread."
-        parts.append(Text(some))
+        parts.append(document.Text(some))
     return Section("confusion", title, lead, tuple(parts))
 
 
@@ -150,8 +136,8 @@ def examples(run: RunContents) -> Section:
         name = gallery.domain
         if gallery.client != gallery.domain:
             name = f"{gallery.domain}, by the model of {gallery.client}"
-        shown = [picture(example) for example in (*gallery.drawn, *gallery.mistakes)]
-        parts.append(Pictures(name, tuple(shown)))
+        shown = [site_charts.picture(example) for example in (*gallery.drawn, *gallery.mistakes)]
+        parts.append(document.Pictures(name, tuple(shown)))
     return Section("examples", title, lead, tuple(parts))
 
 
@@ -163,7 +149,7 @@ def _whose(facts: Facts) -> str:
 def missing(key: str, title: str, run: RunContents, part: str) -> Section:
     """Say in a section's place why it is not there."""
     reason = run.missing.get(part, "not collected")
-    return Section(key, title, "", (remark(f"Not shown: {reason}."),))
+    return Section(key, title, "", (document.remark(f"Not shown: {reason}."),))
 
 
 def _line(colour: str) -> Markup:
@@ -196,8 +182,8 @@ def exchange(run: RunContents) -> Section:
     legend = ((_square(SHARED), "shared"), (_square(LOCAL), "stays with the client"))
     rows = [_row(one) for one in run.exchanges]
     parts: list[Part] = [
-        Beside((Figures((exchange_bars(run.exchanges),), legend),)),
-        table("Of one client, and over the network for one seed", _HEADER, rows),
+        document.Beside((document.Figures((exchange_bars(run.exchanges),), legend),)),
+        document.table("Of one client, and over the network for one seed", _HEADER, rows),
         *_pooled(run.exchanges),
         *_entries(run.facts),
     ]
@@ -219,7 +205,11 @@ def _row(one: Exchange) -> list[str]:
 
 def _pooled(exchanges: Sequence[Exchange]) -> list[Part]:
     names = ", ".join(one.method for one in exchanges if one.pooled)
-    return [Text(f"{names}: the data travels instead, all of it to one place.")] if names else []
+    return (
+        [document.Text(f"{names}: the data travels instead, all of it to one place.")]
+        if names
+        else []
+    )
 
 
 def _entries(facts: Facts | None) -> list[Part]:
@@ -238,7 +228,7 @@ def _entries(facts: Facts | None) -> list[Part]:
     header = ["entry", "kind", "shape", "bytes", facts.method]
     some = f", the first {_MOST_ENTRIES}" if len(facts.entries) > _MOST_ENTRIES else ""
     caption = f"The model's {counted(len(facts.entries), 'entry', 'entries')}{some}"
-    return [table(caption, header, rows, folded=True)]
+    return [document.table(caption, header, rows, folded=True)]
 
 
 def _square(colour: str) -> Markup:
@@ -263,9 +253,13 @@ def again(run: RunContents) -> Section:
         "on the same kind of machine."
     )
     parts: list[Part] = [
-        Code("Run it again, go on with it, make this report", commands, "bash"),
-        Text("Without the folder: save the configuration as experiment.toml, then fedbn run it."),
-        Code("Configuration, every key written out", _toml(run.config), "toml", folded=True),
+        document.Code("Run it again, go on with it, make this report", commands, "bash"),
+        document.Text(
+            "Without the folder: save the configuration as experiment.toml, then fedbn run it."
+        ),
+        document.Code(
+            "Configuration, every key written out", _toml(run.config), "toml", folded=True
+        ),
         *_environment(run.environment),
     ]
     return Section("again", "Configuration and how to run it again", lead, tuple(parts))
@@ -284,13 +278,13 @@ def _environment(environment: Mapping[str, Any]) -> list[Part]:
     where = [["started in", str(environment["directory"])]] if "directory" in environment else []
     found: list[Part] = []
     if rows := [*versions, *threads, *where]:
-        found.append(table("Environment", ["what", "value"], rows, folded=True))
+        found.append(document.table("Environment", ["what", "value"], rows, folded=True))
     prints = list(_mapping(environment, "data").items())
     if prints:
         some = f" (the first {_MOST_PRINTS} of {len(prints)})" if len(prints) > _MOST_PRINTS else ""
         rows = [[str(k), f"{str(v)[:16]}…"] for k, v in prints[:_MOST_PRINTS]]
         caption = f"Fingerprints of the data{some}"
-        found.append(table(caption, ["client", "sha256"], rows, folded=True))
+        found.append(document.table(caption, ["client", "sha256"], rows, folded=True))
     return found
 
 

@@ -16,17 +16,8 @@ from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries
 from fedbn.data.survey import drawable
 from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
-from fedbn.report.contents import (
-    Array,
-    Confusion,
-    EntryFact,
-    Example,
-    Exchange,
-    Facts,
-    Gallery,
-    Layer,
-    RunContents,
-)
+from fedbn.report import contents
+from fedbn.report.contents import Array, RunContents
 from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
@@ -39,7 +30,7 @@ _MOST_MEASURED, _MOST_SCORED = 64, 12
 _DRAWN, _MISTAKES = 8, 4
 
 
-def collect(trained: Trained) -> tuple[Facts, dict[str, str]]:
+def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
     """Collect what a report shows of one method, seed and setting.
 
     Returns:
@@ -50,7 +41,7 @@ def collect(trained: Trained) -> tuple[Facts, dict[str, str]]:
     if not layers:
         missing["statistics"] = _why_no_layers(trained)
     confusions, galleries = _scored(trained, missing)
-    found = Facts(
+    found = contents.Facts(
         method=plan.method.name,
         setting=plan.setting,
         seed=plan.seed,
@@ -87,13 +78,15 @@ def _why(error: Exception) -> str:
     return text.rstrip(".")
 
 
-def _entries(trained: Trained) -> tuple[EntryFact, ...]:
+def _entries(trained: Trained) -> tuple[contents.EntryFact, ...]:
     found = entries(trained.plan.initial_model)
     shared = set(trained.plan.method.shared(found))
-    return tuple(EntryFact(e.name, str(e.kind), e.shape, e.bytes, e in shared) for e in found)
+    return tuple(
+        contents.EntryFact(e.name, str(e.kind), e.shape, e.bytes, e in shared) for e in found
+    )
 
 
-def _layers(trained: Trained) -> tuple[Layer, ...]:
+def _layers(trained: Trained) -> tuple[contents.Layer, ...]:
     """The running statistics that clients keep to themselves, layer by layer."""
     names = tuple(spread(list(trained.state.local), _MOST_MEASURED))
     own = [trained.state.scored_with(client).state for client in names]
@@ -102,7 +95,7 @@ def _layers(trained: Trained) -> tuple[Layer, ...]:
         keys = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var")]
         if len(names) > 1 and isinstance(module, _BatchNorm) and keys[0] in own[0]:
             mean, variance = (np.stack([_flat(state[key]) for state in own]) for key in keys)
-            found.append(Layer(name or "BatchNorm", names, mean, variance))
+            found.append(contents.Layer(name or "BatchNorm", names, mean, variance))
     return tuple(found)
 
 
@@ -123,7 +116,7 @@ def _why_no_layers(trained: Trained) -> str:
 
 def _scored(
     trained: Trained, missing: dict[str, str]
-) -> tuple[tuple[Confusion, ...], tuple[Gallery, ...]]:
+) -> tuple[tuple[contents.Confusion, ...], tuple[contents.Gallery, ...]]:
     """Run each client's model over its own test data."""
     confusions, galleries, domains = [], [], set[str]()
     try:
@@ -134,11 +127,11 @@ def _scored(
         for client, domain, test in spread(list(_tests(federation.clients)), _MOST_SCORED):
             chances = probabilities(trained.model(client.name), test.x)
             made = Outcomes(chances, test.y.cpu().numpy())
-            confusions.append(Confusion(client.name, domain, made.confusion))
+            confusions.append(contents.Confusion(client.name, domain, made.confusion))
             if pictures and domain not in domains:
                 domains.add(domain)
                 drawn, mistakes = _examples(client.name, test, made, classes)
-                galleries.append(Gallery(client.name, domain, drawn, mistakes))
+                galleries.append(contents.Gallery(client.name, domain, drawn, mistakes))
     except Exception as error:
         why = f"the test data cannot be used here ({_why(error)})"
         missing |= {"confusions": why, "examples": why}
@@ -156,17 +149,17 @@ def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, Split]]:
 
 def _examples(
     client: str, test: Split, made: Outcomes, classes: Sequence[str]
-) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+) -> tuple[tuple[contents.Example, ...], tuple[contents.Example, ...]]:
     """Draw some test samples at random, and then the surest mistakes."""
     order = torch.randperm(len(test), generator=generator(0, "report", client=client)).tolist()
     drawn, sure = order[:_DRAWN], made.proba.max(axis=1)
     wrong = made.predicted != made.labels
     mistakes = [i for i in np.argsort(-sure, kind="stable").tolist() if wrong[i] and i not in drawn]
 
-    def example(place: int) -> Example:
+    def example(place: int) -> contents.Example:
         pixels = drawable(test.x[place : place + 1].cpu())[0]
         true, guess = (classes[int(label[place])] for label in (made.labels, made.predicted))
-        return Example(pixels, true, guess, float(sure[place]))
+        return contents.Example(pixels, true, guess, float(sure[place]))
 
     return tuple(map(example, drawn)), tuple(map(example, mistakes[:_MISTAKES]))
 
@@ -263,7 +256,7 @@ def _unfinished(folder: RunFolder) -> list[str]:
 
 def _facts(
     folder: RunFolder, choice: Mapping[str, Any], notes: list[str]
-) -> tuple[Facts | None, dict[str, str]]:
+) -> tuple[contents.Facts | None, dict[str, str]]:
     try:
         opened = open_run(folder.path, **choice, notes=notes.append)
         notes += changed(opened, folder.read_environment().get("data"))
@@ -281,20 +274,22 @@ def _environment(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _exchanges(folder: RunFolder, records: Iterable[Mapping[str, Any]]) -> tuple[Exchange, ...]:
+def _exchanges(
+    folder: RunFolder, records: Iterable[Mapping[str, Any]]
+) -> tuple[contents.Exchange, ...]:
     """What each method shares, by the sizes of what its newest checkpoint holds."""
     trained: dict[Job, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for r in records:
         if r["metric"] == "training_loss":
             trained[r["method"], r["setting"], r["seed"]][r["round"]].add(r["client"])
-    found: dict[tuple[str, str], Exchange] = {}
+    found: dict[tuple[str, str], contents.Exchange] = {}
     for (method, setting, seed), rounds in trained.items():
         sizes = _sizes(folder.job(method, setting, seed))
         if sizes is None or (method, setting) in found:
             continue
         clients = rounds[max(rounds)]
         pooled = clients == {"all"}
-        found[method, setting] = Exchange(
+        found[method, setting] = contents.Exchange(
             Key(method, setting).label, *sizes, len(clients), max(rounds), pooled
         )
     return tuple(found.values())

@@ -13,20 +13,10 @@ import torch
 from markupsafe import Markup
 from PIL import Image
 
+from fedbn.report import svg
 from fedbn.report.charts import BAR_START, ROW, bar_name, bars
 from fedbn.report.contents import Array, Confusion, Example, Layer
-from fedbn.report.svg import (
-    Scale,
-    drawing,
-    grid,
-    label,
-    linear,
-    note,
-    numbered,
-    points,
-    tag,
-    ticks,
-)
+from fedbn.report.svg import Scale
 from fedbn.results import BLUE, GREEN, VERMILION
 from fedbn.text import short, spread
 from fedbn.trained.local_parts import layer_distance
@@ -49,9 +39,9 @@ def confusion_matrix(confusion: Confusion, classes: Sequence[str]) -> Markup:
     title = f"{short(name, 26)} · {100 * right:.1f} %"
     spoken = f"Confusion matrix of {name}: {100 * right:.1f} % of {int(counts.sum())} right"
     parts, height = _matrix(counts / sums, texts, classes, wrong=True)
-    legend = note("rows: true · columns: predicted", _SIDE, height + 12)
-    head = label(0, 12, title, most=60, class_="title")
-    return drawing(_SIDE, height + 16, spoken, head, *parts, legend)
+    legend = svg.note("rows: true · columns: predicted", _SIDE, height + 12)
+    head = svg.label(0, 12, title, most=60, class_="title")
+    return svg.drawing(_SIDE, height + 16, spoken, head, *parts, legend)
 
 
 def distance_matrix(far: Array, names: Sequence[str], title: str) -> Markup:
@@ -64,8 +54,8 @@ def distance_matrix(far: Array, names: Sequence[str], title: str) -> Markup:
         most, least = max(pairs), min(pairs)
         spoken += f"; farthest {most[1]} and {most[2]}, nearest {least[1]} and {least[2]}"
     parts, height = _matrix(far / top, texts, names, wrong=False)
-    head = label(0, 12, title, most=40, class_="title")
-    return drawing(_SIDE, height + 2, spoken, head, *parts)
+    head = svg.label(0, 12, title, most=40, class_="title")
+    return svg.drawing(_SIDE, height + 2, spoken, head, *parts)
 
 
 def mistakes(confusion: Confusion, classes: Sequence[str], most: int = 5) -> list[str]:
@@ -93,11 +83,11 @@ def _matrix(
         for j, column in enumerate(names):
             share = float(shades[i][j])
             x, y = left + cell * j, top + cell * i
-            tip = tag("title", f"{row} → {column}: {texts[i][j] or '0'}")
+            tip = svg.tag("title", f"{row} → {column}: {texts[i][j] or '0'}")
             colour = VERMILION if wrong and i != j and share else BLUE
             box = {"x": x, "y": y, "width": cell - 1, "height": cell - 1, "rx": 1.5}
             shade = {"fill": colour, "fill_opacity": 0.05 + 0.6 * share}
-            parts.append(tag("rect", tip, **box, **shade))
+            parts.append(svg.tag("rect", tip, **box, **shade))
             if len(names) <= _MOST_WITH_NUMBERS and texts[i][j]:
                 parts.append(_number(texts[i][j], x + cell / 2, y + cell / 2, cell))
     return parts, top + cell * len(names)
@@ -110,18 +100,18 @@ def _names(
     found = []
     for i, name in list(enumerate(names))[:: max(1, math.ceil(11 / cell))]:
         middle = cell * (i + 0.5)
-        found.append(label(left - 5, top + middle + 3.5, name, "end", most=_MOST_SIGNS))
+        found.append(svg.label(left - 5, top + middle + 3.5, name, "end", most=_MOST_SIGNS))
         x, y = left + middle, top - 5
         turned = {"transform": f"rotate(-45 {x:.1f} {y:.1f})"} if slanted else {}
         anchor = "start" if slanted else "middle"
-        found.append(label(x, y, name, anchor, most=_MOST_SIGNS, **turned))
+        found.append(svg.label(x, y, name, anchor, most=_MOST_SIGNS, **turned))
     return found
 
 
 def _number(text: str, x: float, y: float, cell: float) -> Markup:
     size = min(11.0, 1.7 * cell / max(2, len(text)))
     style = f"font-size:{size:.1f}px"
-    return tag("text", text, x=x, y=y + size * 0.35, text_anchor="middle", style=style)
+    return svg.tag("text", text, x=x, y=y + size * 0.35, text_anchor="middle", style=style)
 
 
 _WIDTH, _HEIGHT = 320.0, 274.0
@@ -155,13 +145,13 @@ def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
 
 
 def _layer(title: str, mean: float, most: float, y: float, across: Scale) -> Markup:
-    tip = tag("title", f"{title}: mean {mean:.2f}, farthest pair {most:.2f}")
+    tip = svg.tag("title", f"{title}: mean {mean:.2f}, farthest pair {most:.2f}")
     x, far, middle = across(mean), across(most), y + ROW / 2
     box = {"x": BAR_START, "width": x - BAR_START, "y": y + 4, "height": ROW - 8}
-    bar = tag("rect", **box, fill=GREEN, fill_opacity=0.7, rx=2)
-    line = tag("line", x1=x, x2=far, y1=middle, y2=middle, stroke="currentColor")
-    dot = tag("circle", cx=far, cy=middle, r=2.2, fill="currentColor")
-    return tag("g", tip, bar_name(title, y), bar, line, dot)
+    bar = svg.tag("rect", **box, fill=GREEN, fill_opacity=0.7, rx=2)
+    line = svg.tag("line", x1=x, x2=far, y1=middle, y2=middle, stroke="currentColor")
+    dot = svg.tag("circle", cx=far, cy=middle, r=2.2, fill="currentColor")
+    return svg.tag("g", tip, bar_name(title, y), bar, line, dot)
 
 
 def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Markup:
@@ -173,26 +163,26 @@ def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Mar
     low, high = float(some.min()), float(some.max())
     room = 0.05 * (high - low) or 0.5
     left, top, right, bottom = _BOX
-    across = linear(0, max(1, len(order) - 1), left + 4, right - 4)
-    up = linear(low - room, high + room, bottom, top)
+    across = svg.linear(0, max(1, len(order) - 1), left + 4, right - 4)
+    up = svg.linear(low - room, high + room, bottom, top)
     what = "standard deviation" if deviation else "mean"
-    ys = [(up(t), numbered(t)) for t in ticks(low - room, high + room, 6)]
+    ys = [(up(t), svg.numbered(t)) for t in svg.ticks(low - room, high + room, 6)]
     lines = []
     for row, i in zip(some.tolist(), shown, strict=True):
         name = layer.clients[i]
-        place = points(map(across, range(len(order))), map(up, row))
+        place = svg.points(map(across, range(len(order))), map(up, row))
         look = {"fill": "none", "stroke": colours[name], "stroke_width": 1.6}
-        lines.append(tag("polyline", tag("title", name), points=place, **look))
+        lines.append(svg.tag("polyline", svg.tag("title", name), points=place, **look))
     count = f"{len(order)} of {values.shape[1]}" if len(order) < values.shape[1] else len(order)
-    return drawing(
+    return svg.drawing(
         _WIDTH,
         _HEIGHT,
         f"Running {what} of {layer.title} over {count} channels, a line each of "
         f"{len(shown)} clients, from {low:.2g} to {high:.2g}",
-        label(10, 14, f"{layer.title}: running {what}", most=48, class_="title"),
-        grid([], ys, _BOX),
+        svg.label(10, 14, f"{layer.title}: running {what}", most=48, class_="title"),
+        svg.grid([], ys, _BOX),
         *lines,
-        note(f"{count} channels, in order", right, bottom + 16),
+        svg.note(f"{count} channels, in order", right, bottom + 16),
     )
 
 
@@ -212,9 +202,9 @@ def picture(example: Example) -> Markup:
     if not example.right:
         said = f"✗ {short(example.true, 14)} → {short(example.predicted, 14)}"
     small = max(example.pixels.shape[:2]) < _PIXELS
-    image = tag("img", src=source, alt=spoken, title=spoken, class_="pixels" if small else None)
-    caption = tag("figcaption", said, tag("small", sure), dir="auto")
-    return tag("figure", image, caption, class_="right" if example.right else "wrong")
+    image = svg.tag("img", src=source, alt=spoken, title=spoken, class_="pixels" if small else None)
+    caption = svg.tag("figcaption", said, svg.tag("small", sure), dir="auto")
+    return svg.tag("figure", image, caption, class_="right" if example.right else "wrong")
 
 
 def png(example: Example) -> bytes:

@@ -25,15 +25,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import __version__
+from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.bn_statistics import CHUNK, estimate_statistics
 from fedbn.core.federation import check_name
-from fedbn.core.packing import Pack, StateLayout
+from fedbn.core.packing import StateLayout
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import RunState
 from fedbn.core.state import Kind, State, entries
@@ -257,7 +257,9 @@ class Bench:
 
     def average(self) -> None:
         """Take the mean of the clients' local parts; of whole numbers the largest."""
-        self.replica.load(self.state.shared, mean_of(list(self.state.local.values())))
+        packs = list(self.state.local.values())
+        mean = Mean().combine((Weighted(pack, 1.0) for pack in packs), packs[0])
+        self.replica.load(self.state.shared, mean)
 
     def become(self, client: str) -> None:
         """Take a client's local part."""
@@ -294,13 +296,3 @@ class Bench:
         tensors = self.replica.model.state_dict()
         names = [entry.name for entry in own_layout(self.replica).entries]
         return {name: tensors[name].detach().clone() for name in names}
-
-
-def mean_of(packs: list[Pack]) -> Pack:
-    """Average local parts uniformly; of whole numbers the largest is taken."""
-    first = packs[0].clone()
-    for group, vector in first.vectors.items():
-        stacked = torch.stack([pack.vectors[group] for pack in packs])
-        mean = stacked.amax(dim=0) if group.integer else stacked.double().mean(dim=0)
-        vector.copy_(mean)
-    return first
