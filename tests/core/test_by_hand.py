@@ -21,9 +21,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation, Split, Targets
 from fedbn.core.method import Method
-from fedbn.core.plan import Objective, Plan, Training
+from fedbn.core.plan import Plan, Training
+from fedbn.core.task import Task
 from fedbn.experiments.runner import run_plan as run
 from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 
@@ -90,13 +91,12 @@ def plan(method: Method, rounds: int) -> Plan:
     for name in X:
         split = Split(torch.from_numpy(X[name])[:, None], torch.from_numpy(Y[name]))
         clients.append(Client(name, name, split, {name: split}))
-    squared = Objective(
-        loss=lambda outputs, y: (outputs[:, 0] - y).square().mean(),
-        predict=lambda outputs: (outputs[:, 0] > 0.5).long(),
+    squared = Task(
+        "by hand", Targets.NUMBERS, lambda outputs, y: (outputs[:, 0] - y).square().mean(), ()
     )
     training = Training(rounds=rounds, local_steps=STEPS, batch_size=None, lr=LR)
     data = Federation("by hand", tuple(clients), ("0", "1"))
-    return Plan(method, data, model, training, objective=squared)
+    return Plan(method, data, model, training, task=squared)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

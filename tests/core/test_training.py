@@ -12,9 +12,10 @@ from torch import nn
 
 from fedbn.core.federation import Split
 from fedbn.core.method import Proximal
-from fedbn.core.plan import CLASSIFICATION, Training
+from fedbn.core.plan import Training
 from fedbn.core.rounds import ClientWork, batches, local_train, make_optimizer
 from fedbn.core.scoring import evaluate
+from fedbn.core.task import CLASSIFICATION, measure
 from tiny import bn_net, plain_net, vectors
 
 
@@ -195,7 +196,7 @@ def test_a_score_by_hand(batch_size: int):
     score = evaluate(Constant(), data, batch_size=batch_size)
     # −log softmax: log(1 + e^0.5) − 0.5 for class 1, log(1 + e^0.5) for class 0
     base = log(1 + 2.718281828459045**0.5)
-    assert score.accuracy == 0.75
+    assert score.metrics["accuracy"] == 0.75
     assert score.loss == pytest.approx(base - 0.375, rel=1e-6)
 
 
@@ -210,10 +211,12 @@ def test_groups_are_scored_by_majority():
     """The model says 1: right for the first group of three, wrong for the second of one."""
     data = Split(torch.zeros(4, 1), torch.tensor([1, 1, 1, 0]), groups=torch.tensor([8, 8, 8, 2]))
     score = evaluate(Constant(), data)
-    assert (score.accuracy, score.group_accuracy) == (0.75, 0.5)
-    assert evaluate(Constant(), replace(data, groups=None)).group_accuracy is None
+    assert score.metrics == {"accuracy": 0.75, "group_accuracy": 0.5}
+    assert list(evaluate(Constant(), replace(data, groups=None)).metrics) == ["accuracy"]
 
 
 def test_classification_predicts_the_largest_output():
     outputs = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
-    assert CLASSIFICATION.predict(outputs).tolist() == [1, 0, 1]
+    (accuracy,) = CLASSIFICATION.metrics
+    assert measure(accuracy, outputs, torch.tensor([1, 0, 1])) == 1
+    assert measure(accuracy, outputs, torch.tensor([1, 0, 0])) == 2 / 3

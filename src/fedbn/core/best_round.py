@@ -8,28 +8,33 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedbn.core.metric import ACCURACY, Metric
+
 Validation = dict[int, list[float]]
-"""Validation accuracies of the clients, by round."""
+"""What clients come to on validation data, by round."""
 
 
-def validation(records: Iterable[Mapping[str, Any]]) -> Validation:
-    """Collect the validation accuracies among records."""
+def validation(records: Iterable[Mapping[str, Any]], metric: Metric = ACCURACY) -> Validation:
+    """Collect the clients' values of a metric on validation data among records."""
     found: Validation = defaultdict(list)
     for r in records:
-        if (r["split"], r["metric"]) == ("valid", "accuracy") and r["value"] is not None:
+        if (r["split"], r["metric"]) == ("valid", metric.name) and r["value"] is not None:
             found[r["round"]].append(r["value"])
     return found
 
 
-def best_round(scores: Mapping[int, Sequence[float]], until: float = math.inf) -> int:
-    """Find the earliest round with the highest mean accuracy; 0 where none was scored.
+def best_round(
+    scores: Mapping[int, Sequence[float]], until: float = math.inf, metric: Metric = ACCURACY
+) -> int:
+    """Find the earliest round with the best mean; 0 where none was scored.
 
     Only rounds that scored as many clients as any other count: a mean over fewer is another
     question. So a further round is the new best or leaves the best as it was.
 
     Args:
-        scores: Accuracies of the clients, by round.
+        scores: Values of the clients, by round.
         until: The last round that counts.
+        metric: Says which way is better.
 
     Examples:
         >>> best_round({1: [0.5, 0.7], 2: [0.9], 3: [0.8, 0.6], 4: [0.7, 0.7]})
@@ -40,4 +45,4 @@ def best_round(scores: Mapping[int, Sequence[float]], until: float = math.inf) -
     known = {round: values for round, values in scores.items() if round <= until}
     most = max(map(len, known.values()), default=0)
     means = {round: statistics.fmean(v) for round, v in known.items() if v and len(v) == most}
-    return max(means, key=lambda round: (means[round], -round), default=0)
+    return max(means, key=lambda n: (metric.gain(means[n], 0.0), -n), default=0)

@@ -10,6 +10,7 @@ import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Literal
 
 import torch
@@ -20,14 +21,40 @@ from fedbn.errors import DataError
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
+class Targets(Enum):
+    """The kinds of targets that a task may learn from, and what a message calls them."""
+
+    CLASS = "a class a sample"
+    LABELS = "several labels a sample"
+    NUMBERS = "numbers"
+    MASK = "masks"
+
+
+def targets_of(y: Tensor) -> Targets | None:
+    """Tell the kind of targets by their type and shape; None where they are none.
+
+    Examples:
+        >>> targets_of(torch.tensor([0, 1])), targets_of(torch.zeros(2, 1))
+        (<Targets.CLASS: 'a class a sample'>, <Targets.NUMBERS: 'numbers'>)
+    """
+    if y.dtype == torch.bool:
+        return Targets.LABELS if y.dim() == 2 else None
+    if y.is_floating_point():
+        return Targets.NUMBERS if y.dim() == 2 else None
+    if y.dim() > 1 and y.dtype in (torch.uint8, torch.int64):
+        return Targets.MASK
+    return Targets.CLASS if y.dim() == 1 and y.dtype == torch.int64 else None
+
+
 @dataclass(frozen=True)
 class Split:
-    """Samples and labels, in memory.
+    """Samples and targets, in memory.
 
     Attributes:
         x: The samples, first dimension first. `uint8` images take a quarter of the memory and
             become floats in [−1, 1] batch by batch; floats are taken as they are.
-        y: The labels, whole numbers from 0.
+        y: The targets: classes (n,), whole numbers from 0; labels (n, labels), true or false;
+            numbers (n, targets), floats; or masks (n, ...), a class a place, `uint8` or `int64`.
         augment: A change of each training batch, drawn from the generator it is given.
         groups: A whole number a sample; samples that share it belong together (the windows of one
             subject), so that groups can be scored and are never divided. None: each on its own.
@@ -115,7 +142,8 @@ class Federation:
     Attributes:
         name: What the data is called.
         clients: In the fixed order in which everything is summed and shown.
-        classes: The names of the classes; a label is an index into them.
+        classes: The names of the classes; a label is an index into them. Where samples have
+            several labels or numbers, the names of these.
         remarks: What every picture and table must say of the data ("rendered, not the original").
         preparation: How a further sample is made ready, in plain values for the reader of such
             files (the columns of a table); empty where its shape says enough.
@@ -133,6 +161,17 @@ class Federation:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.clients[0].train.x.shape[1:])
+
+    @property
+    def targets(self) -> Targets | None:
+        """The kind of its targets."""
+        return targets_of(self.clients[0].train.y)
+
+    @property
+    def target(self) -> Target:
+        """The type and the shape of one target."""
+        y = self.clients[0].train.y
+        return str(y.dtype).removeprefix("torch."), tuple(y.shape[1:])
 
     def to(self, device: torch.device | str) -> Federation:
         """Move all data to a device."""
@@ -169,17 +208,28 @@ class Federation:
         return {client.name: _hash(client) for client in self.clients}
 
 
+Target = tuple[str, tuple[int, ...]]
+"""The type and the shape of one target, as `("uint8", (64, 64))`."""
+A_CLASS: Target = ("int64", ())
+
+
 def blank_client(
     name: str,
     domain: str,
     input_shape: Sequence[int],
     examples: int = 2,
     dtype: torch.dtype = torch.float32,
+    target: Target = A_CLASS,
 ) -> Client:
     """Make a client for whom no data is here; it takes no memory: one zero, seen many times."""
     x = torch.zeros((), dtype=dtype).expand(examples, *input_shape)
-    blank = Split(x, torch.zeros((), dtype=torch.int64).expand(examples))
+    blank = Split(x, blank_targets(target, examples))
     return Client(name, domain, blank, {domain: blank})
+
+
+def blank_targets(target: Target, examples: int) -> Tensor:
+    """Make targets that say nothing."""
+    return torch.zeros((), dtype=getattr(torch, target[0])).expand(examples, *target[1])
 
 
 def _concatenated(parts: list[Split]) -> Split:
@@ -262,7 +312,8 @@ def findings_in(federation: Federation) -> Iterator[Finding]:
     if not federation.clients:
         yield Finding("error", "", "", "no clients")
         return
-    if len(classes) < 2:
+    kind = federation.targets
+    if len(classes) < (2 if kind in (None, Targets.CLASS, Targets.MASK) else 1):
         yield Finding("error", "", "", f"{len(classes)} class(es); at least 2 are needed")
     for text in _names(federation):
         yield Finding("error", "", "", text)
@@ -277,6 +328,31 @@ def findings_in(federation: Federation) -> Iterator[Finding]:
         if missing := [name for name, count in class_counts(client, classes).items() if not count]:
             shown = ", ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
             yield Finding("warning", client.name, "train", f"no training sample of class {shown}")
+    for text in _useless(federation):
+        yield Finding("error", "", "", text)
+
+
+def _useless(federation: Federation) -> Iterator[str]:
+    """Name labels that nobody has, and numbers that never change: there is nothing to learn."""
+    columns = [c.train.y for c in federation.clients if targets_of(c.train.y) in _COLUMNS]
+    if not columns or len({y.shape[1] for y in columns}) > 1:
+        return
+    lows, highs = (
+        torch.stack([end(y.double(), dim=0) for y in columns if len(y)])
+        for end in (torch.amin, torch.amax)
+    )
+    for name, low, high in zip(
+        federation.classes, lows.amin(dim=0), highs.amax(dim=0), strict=False
+    ):
+        if low == high:
+            what = {0.0: "no training sample has it", 1.0: "every training sample has it"}
+            said = f"it is {float(low):g} in every training sample"
+            if federation.targets is Targets.LABELS:
+                said = what[float(low)]
+            yield f"target {name!r}: {said}, so there is nothing to learn; leave it out"
+
+
+_COLUMNS = (Targets.LABELS, Targets.NUMBERS)
 
 
 def check_name(name: str, where: str) -> None:
@@ -340,17 +416,34 @@ def _faults(split: Split, federation: Federation) -> Iterator[str]:
     if x.dtype not in (torch.uint8, torch.float32, torch.float64):
         yield f"samples of {x.dtype}; legal are uint8, float32 and float64"
     yield from not_finite(x)
-    if y.dtype != torch.int64 or y.dim() != 1:
+    kind = targets_of(y)
+    if kind is None or kind is not federation.targets:
         yield (
-            f"labels are {y.dtype} of shape {tuple(y.shape)}; "
-            "legal are whole numbers (int64), one a sample"
+            f"labels are {y.dtype} of shape {tuple(y.shape)}; legal are whole numbers (int64), one "
+            "a sample; bool (n, labels); floats (n, numbers); masks (n, ...) of uint8 or int64; "
+            "and one kind at all clients"
         )
         return
-    classes = len(federation.classes)
-    outside = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
+    if kind is Targets.CLASS:
+        yield from _outside(y, len(federation.classes), "label")
+    elif kind is Targets.MASK:
+        if tuple(y.shape[1:]) != shape[1:]:
+            yield f"masks of {tuple(y.shape[1:])}, but its samples are {shape[1:]} in size"
+        yield from _outside(y.flatten(1).long(), len(federation.classes), "mask value")
+    elif y.shape[1] != len(federation.classes):
+        yield f"{y.shape[1]} targets a sample, but {len(federation.classes)} names of them"
+    for text in not_finite(y):
+        yield f"targets: {text}"
+
+
+def _outside(y: Tensor, classes: int, what: str) -> Iterator[str]:
+    """Report labels that are no class."""
+    low, high = y.reshape(len(y), -1).amin(dim=1), y.reshape(len(y), -1).amax(dim=1)
+    outside = ((low < 0) | (high >= classes)).nonzero().flatten().tolist()
     for first in outside[:1]:
+        value = int(low[first]) if low[first] < 0 else int(high[first])
         legal = f"legal are 0 to {classes - 1} ({len(outside)} such samples)"
-        yield f"label {int(y[first])} of sample {first}: {legal}"
+        yield f"{what} {value} of sample {first}: {legal}"
 
 
 def not_finite(x: Tensor) -> Iterator[str]:
@@ -364,6 +457,14 @@ def not_finite(x: Tensor) -> Iterator[str]:
 
 
 def class_counts(client: Client, classes: Sequence[str]) -> dict[str, int]:
-    """Count a client's training samples of each class; labels of none are left out."""
-    y = client.train.y[(client.train.y >= 0) & (client.train.y < len(classes))].long().cpu()
-    return dict(zip(classes, y.bincount(minlength=len(classes)).tolist(), strict=True))
+    """Count a client's training samples of each class, or label, or the places of its masks.
+
+    Labels of no class are left out; of numbers there is nothing to count.
+    """
+    y, kind = client.train.y.cpu(), targets_of(client.train.y)
+    if kind is Targets.NUMBERS or kind is None:
+        return {}
+    if kind is Targets.LABELS:
+        return dict(zip(classes, y.sum(dim=0).tolist(), strict=False))
+    known = y[(y >= 0) & (y < len(classes))].long()
+    return dict(zip(classes, known.bincount(minlength=len(classes)).tolist(), strict=True))

@@ -11,32 +11,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fedbn.core.federation import Client, Federation
+from fedbn.core.federation import Client, Federation, Targets, targets_of
 from fedbn.core.method import BATCHNORM, Method, Weighting
 from fedbn.core.randomness import number, seeded
 from fedbn.core.state import Kind, entries, unwrap
+from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained
 from fedbn.errors import ConfigError, FedbnError, ModelError, reason
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What is minimised, and what is predicted.
-
-    Attributes:
-        loss: The mean loss of a batch, from outputs and targets.
-        predict: The prediction for each output, to compare with its target.
-    """
-
-    loss: Callable[[Tensor, Tensor], Tensor]
-    predict: Callable[[Tensor], Tensor]
-
-
-CLASSIFICATION = Objective(
-    loss=functional.cross_entropy, predict=lambda outputs: outputs.argmax(dim=1)
-)
 
 
 @dataclass(frozen=True)
@@ -110,6 +92,7 @@ _FEW = 8
 
 
 _SHOWN = 5
+_TRIED = 64  # samples that metrics are tried on
 
 
 @dataclass(frozen=True)
@@ -124,7 +107,7 @@ class Plan:
         seed: Decides everything that is random.
         setting: The name of this point of a sweep.
         evaluate_every: Score each client every so many rounds, and at the end.
-        objective: The loss.
+        task: What models learn: the loss, and what is measured.
         engine: Clients one by one (`plain`), or small dense models in stacks (`batched`).
     """
 
@@ -135,7 +118,7 @@ class Plan:
     seed: int = 0
     setting: str = "default"
     evaluate_every: int = 1
-    objective: Objective = CLASSIFICATION
+    task: Task = CLASSIFICATION
     engine: Literal["plain", "batched"] = "plain"
 
     @cached_property
@@ -160,6 +143,12 @@ class Plan:
     def steps(self, client: Client) -> int:
         """Batches that a client trains a round."""
         return self.training.steps(len(client.train), self.largest)
+
+    def loss(self, client: Client) -> Loss:
+        """The loss that a client trains by and is scored with."""
+        if self.task.loss_for is None:
+            return self.task.loss
+        return self.task.loss_for(client.train.y, len(self.federation.classes))
 
     def weight(self, client: Client) -> float:
         """The client's weight in a mean: 1 for the largest, so equal clients average uniformly."""
@@ -186,7 +175,9 @@ class Plan:
         return min(max(self.training.min_clients, share), total)
 
     def check(self, allow_no_batchnorm: bool = False) -> None:
-        """Refuse a model that does not fit the method or the classes, before anything runs."""
+        """Refuse what does not fit: data and task, model, method and classes; nothing has run."""
+        first = self.federation.clients[0]
+        check_targets(self.task, first.train.y, f"data {self.federation.name}")
         model = self.initial_model
         found = entries(model)
         self.method.check(found, allow_no_batchnorm)
@@ -198,7 +189,17 @@ class Plan:
                 "training.batch_size = 1: BatchNorm cannot normalise one sample; "
                 "legal are 2 and more, or 'full'"
             )
-        _check_output(model, self.federation)
+        outputs = _check_output(model, self.federation)
+        check_loss(self.loss(first), outputs, first.train.batch(slice(0, 2))[1].cpu())
+
+    def check_metrics(self) -> None:
+        """Refuse metrics that fail on samples of the first client, before anything is trained."""
+        model, data = self.initial_model.eval(), self.federation.clients[0].train
+        some = data.take(torch.arange(min(len(data), _TRIED)))
+        with torch.no_grad():
+            outputs = forward(model, some.batch(slice(None))[0].cpu())
+        for metric in self.task.metrics:
+            measure(metric, self.task.keep(outputs), some.y)
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -258,7 +259,7 @@ def _uncopied(model: nn.Module) -> str:
     return "it"
 
 
-def _sample(federation: Federation) -> torch.Tensor:
+def _sample(federation: Federation) -> Tensor:
     return federation.clients[0].train.batch(slice(0, 2))[0].cpu()
 
 
@@ -270,20 +271,24 @@ def materialize(model: nn.Module, federation: Federation) -> None:
             forward(model, _sample(federation))
 
 
-def _check_output(model: nn.Module, federation: Federation) -> None:
+def _check_output(model: nn.Module, federation: Federation) -> Tensor:
     model.eval()
     with torch.no_grad():
         outputs = forward(model, _sample(federation))
-    classes = len(federation.classes)
-    if not isinstance(outputs, torch.Tensor) or outputs.shape != (2, classes):
-        got = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    classes, target = len(federation.classes), federation.clients[0].train.y
+    space = target.shape[1:] if targets_of(target) is Targets.MASK else ()
+    expected = (2, classes, *space)
+    if not isinstance(outputs, Tensor) or outputs.shape != expected:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        what = "target(s)" if targets_of(target) is Targets.NUMBERS else "classes"
         raise ModelError(
-            f"the model gives {got} for 2 samples, but {federation.name} has {classes} classes: "
-            f"expected (2, {classes})"
+            f"the model gives {got} for 2 samples, but {federation.name} has {classes} {what}: "
+            f"expected {expected}"
         )
+    return outputs
 
 
-def forward(model: nn.Module, x: torch.Tensor) -> Any:
+def forward(model: nn.Module, x: Tensor) -> Any:
     """Call a model; what it raises becomes one line."""
     try:
         with contained():

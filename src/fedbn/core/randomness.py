@@ -89,7 +89,7 @@ def _numpy() -> Any:
 
 
 def stratified(labels: Tensor, share: float, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Divide sample indices in two; the second part takes `share` of every class.
+    """Divide sample indices in two; the second part takes `share` of every class, if there are any.
 
     The second part has round(share · n) samples in all: classes whose exact share is furthest
     above a whole number give one more.
@@ -100,6 +100,8 @@ def stratified(labels: Tensor, share: float, draws: torch.Generator) -> tuple[Te
         >>> labels[held].bincount().tolist(), labels[rest].bincount().tolist()
         ([2, 1], [8, 4])
     """
+    if labels.dim() > 1:  # no classes to be fair to
+        labels = torch.zeros(len(labels), dtype=torch.int64)
     order = torch.randperm(len(labels), generator=draws)
     counts = labels.bincount().double()
     take = (counts * share).floor()
@@ -128,7 +130,8 @@ def stratified_groups(
         (6, set())
     """
     names, place = groups.unique(return_inverse=True)
-    of_group = torch.zeros_like(names).scatter_(0, place, labels)
+    classes = labels if labels.dim() == 1 else torch.zeros_like(place)
+    of_group = torch.zeros_like(names).scatter_(0, place, classes)
     _, chosen = stratified(of_group, share, draws)
     held = torch.isin(place, chosen)
     return (~held).nonzero().flatten(), held.nonzero().flatten()

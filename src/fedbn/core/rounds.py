@@ -18,10 +18,11 @@ from fedbn.core.aggregation import Weighted
 from fedbn.core.federation import Client, Split
 from fedbn.core.method import DirectPenalty, Penalty
 from fedbn.core.packing import Pack, StateLayout
-from fedbn.core.plan import CLASSIFICATION, Objective, Plan, Training
+from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
+from fedbn.core.task import CLASSIFICATION, Loss
 from fedbn.core.user_code import contained
 from fedbn.errors import FedbnError, TooFewClients, reason
 
@@ -148,7 +149,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         plan.method.penalties,
         replica.shared_parameters,
         replica.anchor(state.shared) if plan.method.penalties else (),
-        plan.objective,
+        plan.loss(client),
         replica.layout,
     )
     replica.load(state.shared, state.local[client.name])
@@ -174,7 +175,7 @@ class ClientWork:
         penalties: Terms added to the loss, over `shared` and `anchor`.
         shared: The shared trainable parameters of the model.
         anchor: Their values as received.
-        objective: The loss.
+        loss: What is minimised, of outputs and targets.
         layout: Lays a batch out in memory as the model takes it.
     """
 
@@ -186,7 +187,7 @@ class ClientWork:
     penalties: Sequence[Penalty] = ()
     shared: Sequence[nn.Parameter] = ()
     anchor: Sequence[Tensor] = ()
-    objective: Objective = CLASSIFICATION
+    loss: Loss = CLASSIFICATION.loss
     layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
 
 
@@ -203,7 +204,7 @@ def local_train(work: ClientWork) -> float:
         if data.augment is not None:
             x = data.augment(x, work.draws)
         optimizer.zero_grad(set_to_none=True)
-        loss = work.objective.loss(model(work.layout(x)), y)
+        loss = work.loss(model(work.layout(x)), y)
         whole = loss
         for penalty in by_graph:
             whole = whole + penalty.value(work.shared, work.anchor)

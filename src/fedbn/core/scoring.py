@@ -2,14 +2,12 @@
 
 A client's samples are cut into pieces that cores can share, because few clients divide badly among
 few cores.
-
-Samples that belong together, such as the windows of one subject, scored as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,41 +15,21 @@ from torch import Tensor, nn
 from fedbn.core.bn_statistics import estimate_statistics
 from fedbn.core.federation import Client, Split
 from fedbn.core.packing import Pack
-from fedbn.core.plan import CLASSIFICATION, Objective, Plan, named
+from fedbn.core.plan import Plan, named
 from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
+from fedbn.core.task import CLASSIFICATION, Loss, Task
 from fedbn.core.user_code import contained
 from fedbn.errors import DataError
 
 
-def majority_accuracy(predicted: Tensor, labels: Tensor, groups: Tensor) -> float:
-    """Score groups: each is given the class that most of its samples are given.
-
-    Of classes with equally many samples the first is taken. All samples of a group must have one
-    label.
-
-    Examples:
-        >>> predicted = torch.tensor([0, 1, 1, 0, 0])
-        >>> labels = torch.tensor([1, 1, 1, 1, 1])
-        >>> majority_accuracy(predicted, labels, torch.tensor([7, 7, 7, 9, 9]))
-        0.5
-    """
-    names, place = groups.unique(return_inverse=True)
-    classes = int(max(predicted.max(), labels.max())) + 1
-    votes = torch.bincount(place * classes + predicted, minlength=len(names) * classes)
-    truth = torch.zeros_like(names).scatter_(0, place, labels)
-    given = votes.view(len(names), classes).argmax(dim=1)
-    return float((given == truth).double().mean())
-
-
 @dataclass(frozen=True)
 class Score:
-    """Mean loss and accuracy on a split; and of its groups, by majority, where it has them."""
+    """The mean loss on a split, and what the task measures."""
 
     loss: float
-    accuracy: float
-    group_accuracy: float | None = None
+    metrics: Mapping[str, float]
 
 
 PartScore = tuple[float, Tensor]
@@ -59,10 +37,11 @@ _PART = 512
 
 
 def evaluate(
-    model: nn.Module, data: Split, objective: Objective = CLASSIFICATION, batch_size: int = 128
+    model: nn.Module, data: Split, task: Task = CLASSIFICATION, batch_size: int = 128
 ) -> Score:
     """Score a model on a split, in evaluation mode."""
-    return scored(data, [evaluate_part(model, data, p, objective, batch_size) for p in parts(data)])
+    found = [evaluate_part(model, data, p, task, batch_size=batch_size) for p in parts(data)]
+    return scored(task, data, found)
 
 
 def parts(data: Split) -> list[slice]:
@@ -77,31 +56,28 @@ def evaluate_part(
     model: nn.Module,
     data: Split,
     part: slice,
-    objective: Objective = CLASSIFICATION,
+    task: Task = CLASSIFICATION,
+    loss: Loss | None = None,
     batch_size: int = 128,
 ) -> PartScore:
-    """Sum up the losses of a part of a split, and predict it."""
+    """Sum up the losses of a part of a split, and keep what the task measures by."""
     model.eval()
-    loss = torch.zeros((), dtype=torch.float64, device=data.y.device)
-    predicted = torch.empty_like(data.y[part])
+    lost = loss or task.loss
+    total, kept = torch.zeros((), dtype=torch.float64, device=data.y.device), []
     with torch.inference_mode():
         for begin in range(part.start, part.stop, batch_size):
             some = slice(begin, min(begin + batch_size, part.stop))
             x, y = data.batch(some)
             outputs = model(x)
-            loss += objective.loss(outputs, y) * len(y)
-            predicted[begin - part.start : some.stop - part.start] = objective.predict(outputs)
-    return float(loss), predicted
+            total += lost(outputs, y) * len(y)
+            kept.append(task.keep(outputs))
+    return float(total), torch.cat(kept)
 
 
-def scored(data: Split, found: Sequence[PartScore]) -> Score:
-    """Make a score of a split's parts: the sums of their losses, and their predictions."""
+def scored(task: Task, data: Split, found: Sequence[PartScore]) -> Score:
+    """Make a score of a split's parts: the sums of their losses, and what was kept of outputs."""
     loss = sum(loss for loss, _ in found) / len(data)
-    predicted = torch.cat([predicted for _, predicted in found])
-    right = int((predicted == data.y).sum()) / len(data)
-    if data.groups is None:
-        return Score(loss, right)
-    return Score(loss, right, majority_accuracy(predicted, data.y, data.groups))
+    return Score(loss, task.measured(torch.cat([kept for _, kept in found]), data))
 
 
 @dataclass(frozen=True)
@@ -184,7 +160,7 @@ def _score_piece(
     model = replica.scoring_model(state.shared, state.scored_with(client.name))
     where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
     with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
-        return evaluate_part(model, piece.data, piece.part, plan.objective)
+        return evaluate_part(model, piece.data, piece.part, plan.task, plan.loss(client))
 
 
 def put_together(
@@ -198,7 +174,7 @@ def put_together(
         every += one
     records, left = [], iter(every)
     for name, domain, data in splits_of(client):
-        score = scored(data, [next(left) for _ in parts(data)])
+        score = scored(plan.task, data, [next(left) for _ in parts(data)])
         records += score_records(plan, round, client, name, domain, score)
     return records
 
@@ -217,6 +193,5 @@ def score_records(
     """Turn a score into records, one a metric."""
     return [
         record(plan, round, client.name, domain, split, metric, value)
-        for metric, value in asdict(score).items()
-        if value is not None
+        for metric, value in {"loss": score.loss, **score.metrics}.items()
     ]

@@ -17,7 +17,7 @@ from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import Client, Split
 from fedbn.core.method import Proximal
 from fedbn.core.packing import Pack
-from fedbn.core.plan import CLASSIFICATION, Plan
+from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import (
@@ -32,6 +32,7 @@ from fedbn.core.rounds import (
     train_client,
 )
 from fedbn.core.scoring import Score, score_client, score_records, scored, splits_of
+from fedbn.core.task import CLASSIFICATION, Task
 from fedbn.fast.stacked_models import Stack, unbound, unstackable
 
 log = logging.getLogger("fedbn")
@@ -73,7 +74,7 @@ def unbatchable(plan: Plan) -> str | None:
         return "training.fast = false leaves stacks out"
     if plan.training.device != "cpu":
         return f"training.device is {plan.training.device}"
-    if plan.objective is not CLASSIFICATION:
+    if plan.task.loss is not CLASSIFICATION.loss or plan.task.loss_for is not None:
         return "the loss is not the classification loss"
     if not all(isinstance(penalty, Proximal) for penalty in plan.method.penalties):
         return "a penalty other than the proximal term"
@@ -256,7 +257,7 @@ def score_stack(
     asked = [list(splits_of(client)) for client in clients]
     found: list[list[Record]] = [[] for _ in clients]
     for at in zip_longest(*asked):
-        scores = _scores(stack, [None if one is None else one[2] for one in at])
+        scores = _scores(plan.task, stack, [None if one is None else one[2] for one in at])
         for row, (one, score) in enumerate(zip(at, scores, strict=True)):
             if one is not None and score is not None:
                 split, domain, _ = one
@@ -265,11 +266,11 @@ def score_stack(
 
 
 @torch.inference_mode()
-def _scores(stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
+def _scores(task: Task, stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
     some = next(split for split in splits if split is not None)
     lengths = [0 if split is None else len(split) for split in splits]
     loss = torch.zeros(len(splits), dtype=torch.float64)
-    predicted = []
+    found = []
     for begin in range(0, max(lengths), _SCORED_AT_ONCE):
         given = [
             (split or some).batch(slice(begin, min(begin + _SCORED_AT_ONCE, length)))
@@ -278,11 +279,11 @@ def _scores(stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
         for batch in _side_by_side(given, [[len(y)] for _, y in given]):
             outputs = stack.forward(batch.x, batch.counts, training=False)
             loss += _losses(outputs, batch) * batch.sizes
-            predicted.append(outputs.argmax(dim=2))
-    each = zip(splits, lengths, loss.tolist(), torch.cat(predicted, dim=1), strict=True)
+            found.append(outputs)
+    each = zip(splits, lengths, loss.tolist(), torch.cat(found, dim=1), strict=True)
     return [
-        None if split is None else scored(split, [(lost, guessed[:length])])
-        for split, length, lost, guessed in each
+        None if split is None else scored(task, split, [(lost, task.keep(outputs[:length]))])
+        for split, length, lost, outputs in each
     ]
 
 

@@ -110,7 +110,7 @@ def _place(request: Request, trained: Trained, client: Client, rounds: int) -> P
 
 
 def _accuracy(model: nn.Module, client: Client) -> float:
-    return 100 * evaluate(model, client.tests[client.domain]).accuracy
+    return 100 * evaluate(model, client.tests[client.domain]).metrics["accuracy"]
 
 
 def _as_in_the_paper(method: str) -> str:

@@ -223,9 +223,8 @@ def _finetune(bench: Bench, data: Split, epochs: int) -> None:
     steps = training.steps(len(data), len(data))
     with seeded(number(plan.seed, "finetune")):
         draws = generator(plan.seed, "finetune order")
-        loss = local_train(
-            ClientWork(model, data, training, steps, draws, objective=plan.objective)
-        )
+        lost = plan.loss(Client("new", "new", data, {}))
+        loss = local_train(ClientWork(model, data, training, steps, draws, loss=lost))
         bench.replica.collect()
     if not loss < float("inf") or bench.replica.local.unusable() or bench.replica.shared.unusable():
         raise ModelError(

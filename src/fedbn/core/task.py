@@ -1,0 +1,170 @@
+"""What a task is: three questions, answered by a value.
+
+1. Which targets are legal, and which outputs fit? A kind of target (`core.federation.Targets`); a
+   model gives one number a class, or a name of a target, for each of them.
+2. What is minimised? A loss, a plain function of outputs and targets.
+3. What is measured? Metrics, the first of which decides what is best and what tables show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedbn.core.federation import Split, Targets, targets_of
+from fedbn.core.metric import ACCURACY, Metric
+from fedbn.errors import ConfigError, reason
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def unchanged(outputs: Tensor) -> Tensor:
+    """Keep outputs as they are."""
+    return outputs
+
+
+@dataclass(frozen=True)
+class Task:
+    """What models learn.
+
+    Attributes:
+        name: What it is called.
+        targets: The kind of targets it learns from.
+        loss: The mean loss of a batch, from outputs and targets.
+        metrics: What is measured; the first decides.
+        keep: What is kept of outputs to measure and to predict by.
+        probabilities: Outputs as probabilities; None where they are none.
+        vote: Outputs and targets of groups, from those of their samples; None where groups are
+            not scored.
+        loss_for: Makes a client's loss of its training targets and the number of classes, where
+            it depends on them (class weights).
+    """
+
+    name: str
+    targets: Targets
+    loss: Loss
+    metrics: tuple[Metric, ...]
+    keep: Callable[[Tensor], Tensor] = unchanged
+    probabilities: Callable[[Tensor], Tensor] | None = None
+    vote: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    loss_for: Callable[[Tensor, int], Loss] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, for a run's records."""
+        return {"name": self.name, "metrics": [metric.facts() for metric in self.metrics]}
+
+    def measured(self, outputs: Tensor, data: Split) -> dict[str, float]:
+        """Compute every metric of kept outputs; of groups the first, where the data has some."""
+        found = {metric.name: measure(metric, outputs, data.y) for metric in self.metrics}
+        if data.groups is not None and self.vote is not None:
+            first = self.metrics[0]
+            voted = self.vote(outputs, data.y, data.groups)
+            found[f"group_{first.name}"] = measure(first, *voted)
+        return found
+
+
+def measure(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """Compute a metric of a whole split; what a user's own raises becomes one line."""
+    assert metric.value is not None
+    weights = torch.ones(1, len(outputs), dtype=torch.float64).numpy()
+    try:
+        found = metric.value(outputs.cpu().numpy(), targets.cpu().numpy(), weights)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"metric {metric.name} fails: {reason(error)}") from error
+    return float(found[0])
+
+
+def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse a loss that gives no number, or none that can be descended."""
+    outputs = outputs.detach().requires_grad_()
+    try:
+        found = loss(outputs, targets)
+    except Exception as error:
+        raise ConfigError(f"task.loss fails on a batch of two: {reason(error)}") from error
+    if not isinstance(found, Tensor) or found.dim():
+        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"task.loss gives {got} for a batch; legal is one number, a mean or sum")
+    if not found.requires_grad:
+        raise ConfigError(
+            "task.loss has no gradient: it must be computed from the outputs by torch, without "
+            "detach(), item() or argmax()"
+        )
+
+
+def check_targets(task: Task, found: Tensor, where: str) -> None:
+    """Refuse targets that a task does not learn from, with the task that does."""
+    kind = targets_of(found)
+    if kind is not None and kind != task.targets:
+        fitting = f"; task.name = {FITTING[kind]!r} fits" if kind in FITTING else ""
+        raise ConfigError(
+            f"task {task.name} learns from {task.targets.value}, but {where} has "
+            f"{kind.value}{fitting}"
+        )
+
+
+FITTING = {
+    Targets.CLASS: "classification",
+    Targets.LABELS: "multilabel",
+    Targets.NUMBERS: "regression",
+    Targets.MASK: "segmentation",
+}
+"""The registered task for each kind of target: what a run takes that names none."""
+
+
+def majority(predicted: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Give each group the class that most of its samples are given: that, and its true class.
+
+    Of classes with equally many samples the first is taken. All samples of a group must have one
+    label.
+
+    Examples:
+        >>> predicted = torch.tensor([0, 1, 1, 0, 0])
+        >>> labels = torch.tensor([1, 1, 1, 1, 1])
+        >>> given, truth = majority(predicted, labels, torch.tensor([7, 7, 7, 9, 9]))
+        >>> given.tolist(), truth.tolist()
+        ([1, 0], [1, 1])
+    """
+    names, place = groups.unique(return_inverse=True)
+    classes = int(max(predicted.max(), labels.max())) + 1
+    votes = torch.bincount(place * classes + predicted, minlength=len(names) * classes)
+    truth = torch.zeros_like(names).scatter_(0, place, labels)
+    return votes.view(len(names), classes).argmax(dim=1), truth
+
+
+def majority_vote(outputs: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the samples of each group vote for its class: outputs of groups, and their classes."""
+    given, truth = majority(outputs.argmax(dim=1), labels.to(outputs.device), groups)
+    most = max(int(given.max()), int(truth.max()), outputs.shape[1] - 1) + 1
+    return functional.one_hot(given, most), truth
+
+
+def softmax(outputs: Tensor) -> Tensor:
+    """Probabilities of classes, the second dimension."""
+    return outputs.double().softmax(dim=1)
+
+
+def named_once(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
+    """Refuse metrics of one name, because records tell them apart by it."""
+    names = [metric.name for metric in metrics]
+    for number, name in enumerate(names):
+        if name in names[:number] or name in ("loss", "training_loss", "refused", "untrained"):
+            raise ConfigError(f"task.metrics: {name!r} is taken; names of metrics must differ")
+    return tuple(metrics)
+
+
+CLASSIFICATION = Task(
+    "classification",
+    Targets.CLASS,
+    functional.cross_entropy,
+    (ACCURACY,),
+    probabilities=softmax,
+    vote=majority_vote,
+)
+"""The paper's task."""
