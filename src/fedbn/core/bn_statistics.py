@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedbn.core.federation import Split
+from fedbn.core.federation import AnySplit, Split
 from fedbn.errors import DataError, FedbnError, ModelError, reason
 
 CHUNK = 256
@@ -107,7 +107,7 @@ class _Sweep:
 
 
 @torch.no_grad()
-def estimate_statistics(model: nn.Module, x: Tensor, chunk: int = CHUNK) -> None:
+def estimate_statistics(model: nn.Module, x: Tensor | AnySplit, chunk: int = CHUNK) -> None:
     """Give every BatchNorm layer of a model the exact statistics of some data, in place.
 
     Layers that track no statistics are left alone; so are layers that no sample reaches.
@@ -129,7 +129,7 @@ def estimate_statistics(model: nn.Module, x: Tensor, chunk: int = CHUNK) -> None
         [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     )
     sweep.whole = len(x) <= chunk
-    data = Split(x, torch.zeros(len(x), dtype=torch.int64))
+    data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
     model.eval()
     with _watched(sweep):
         while _pass(model, data, chunk, sweep):
@@ -139,14 +139,14 @@ def estimate_statistics(model: nn.Module, x: Tensor, chunk: int = CHUNK) -> None
             _keep(layer, mine)
 
 
-def _pass(model: nn.Module, data: Split, chunk: int, sweep: _Sweep) -> bool:
+def _pass(model: nn.Module, data: AnySplit, chunk: int, sweep: _Sweep) -> bool:
     """Measure the next call over all chunks; False where no call is left."""
     stopped = 0
-    parts = range(0, len(data), chunk)
-    for begin in parts:
+    parts = [slice(begin, begin + chunk) for begin in range(0, len(data), chunk)]
+    for x, _ in data.stream(parts):
         sweep.begin()
         try:
-            model(data.batch(slice(begin, begin + chunk))[0])
+            model(x)
         except _Reached:
             stopped += 1
         except FedbnError:

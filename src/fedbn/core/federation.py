@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -69,7 +69,39 @@ class Split:
         return len(self.y)
 
     def __repr__(self) -> str:
-        return f"Split({len(self)} samples of {tuple(self.x.shape[1:])}, {self.x.dtype})"
+        return f"Split({len(self)} samples of {self.shape}, {self.x.dtype})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of samples before they are scaled."""
+        return self.x.dtype
+
+    @property
+    def target(self) -> Tensor:
+        """One target, (1, ...), or none, (0, ...): its type and shape are those of all."""
+        return self.y[:1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+        return self.y.device
+
+    @property
+    def source(self) -> object:
+        """The same object for splits of the same samples."""
+        return self.x
+
+    def raw(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Take some samples as they are."""
+        if isinstance(index, slice):
+            return self.x[index], self.y[index]
+        index = index.to(self.device)
+        return self.x.index_select(0, index), self.y.index_select(0, index)
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Take some samples, ready for a model.
@@ -79,9 +111,14 @@ class Split:
             >>> Split(pixels, torch.tensor([1])).batch(slice(1))
             (tensor([[-1.,  1.]]), tensor([1]))
         """
-        x = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
-        y = self.y[index] if isinstance(index, slice) else self.y.index_select(0, index)
-        return (x.float().div_(127.5).sub_(1) if x.dtype == torch.uint8 else x), y
+        x, y = self.raw(index)
+        return scaled(x), y
+
+    def stream(
+        self, order: Iterable[Tensor | slice], seed: int = 0, per_pass: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take batches in an order."""
+        return map(self.batch, order)
 
     def take(self, index: Tensor) -> Split:
         """Keep some samples."""
@@ -92,6 +129,105 @@ class Split:
         """Move to a device."""
         groups = None if self.groups is None else self.groups.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), groups=groups)
+
+    def plain(self) -> Split:
+        """Without augmentation."""
+        return replace(self, augment=None)
+
+    def joined(self, others: Sequence[Split], groups: Tensor | None) -> Split:
+        """Add the samples of others behind these."""
+        parts = [self, *others]
+        alike = len({part.x.dtype for part in parts}) == 1
+        x = torch.cat([part.x if alike else part.batch(slice(None))[0] for part in parts])
+        return replace(self, x=x, y=torch.cat([part.y for part in parts]), groups=groups)
+
+    def content(self) -> Iterator[bytes | memoryview]:
+        """All that tells whether the data changed."""
+        for tensor in (self.x, self.y, *([] if self.groups is None else [self.groups])):
+            yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+            yield tensor.cpu().contiguous().numpy().data
+
+    def extent(self) -> tuple[float, float]:
+        """The least and the largest value."""
+        return float(self.x.min()), float(self.x.max())
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Bring `uint8` to floats in [−1, 1]; floats are taken as they are."""
+    return x.float().div_(127.5).sub_(1) if x.dtype == torch.uint8 else x
+
+
+class AnySplit(Protocol):
+    """What everybody asks of a client's samples: in memory (`Split`), or read when needed."""
+
+    @property
+    def y(self) -> Tensor | None:
+        """All targets; None where only reading all samples would tell."""
+
+    @property
+    def target(self) -> Tensor:
+        """One target, (1, ...), or none, (0, ...): its type and shape are those of all."""
+
+    @property
+    def augment(self) -> Augment | None:
+        """A change of each training batch."""
+
+    @property
+    def groups(self) -> Tensor | None:
+        """A whole number a sample; samples that share it belong together."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of samples before they are scaled."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+
+    @property
+    def source(self) -> object:
+        """The same object for splits of the same samples."""
+
+    def __len__(self) -> int: ...
+
+    def raw(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Take some samples as they are."""
+
+    def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Take some samples, ready for a model."""
+
+    def stream(
+        self, order: Iterable[Tensor | slice], seed: int = 0, per_pass: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take batches in an order, loading ahead where they are read.
+
+        Args:
+            order: The indices of each batch.
+            seed: Decides what transforms of a sample draw.
+            per_pass: Batches of a pass over the data; 0 where there is one pass.
+        """
+
+    def take(self, index: Tensor) -> Self:
+        """Keep some samples."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move to a device."""
+
+    def plain(self) -> Self:
+        """Without augmentation."""
+
+    def joined(self, others: Sequence[Any], groups: Tensor | None) -> Self:
+        """Add the samples of others behind these."""
+
+    def content(self) -> Iterator[bytes | memoryview]:
+        """All that tells whether the data changed, or a fixed sample of it."""
+
+    def extent(self) -> tuple[float, float]:
+        """The least and the largest value, or those of a fixed sample."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +244,16 @@ class Client:
 
     name: str
     domain: str
-    train: Split
-    tests: Mapping[str, Split]
-    valid: Split | None = None
+    train: AnySplit
+    tests: Mapping[str, AnySplit]
+    valid: AnySplit | None = None
 
     @property
-    def splits(self) -> tuple[Split, ...]:
+    def splits(self) -> tuple[AnySplit, ...]:
         """All its samples: training, tests, validation."""
         return tuple(split for _, split in self.named_splits())
 
-    def named_splits(self) -> Iterator[tuple[str, Split]]:
+    def named_splits(self) -> Iterator[tuple[str, AnySplit]]:
         """Its splits, each with what a message calls it."""
         yield "train", self.train
         for domain, test in self.tests.items():
@@ -125,7 +261,7 @@ class Client:
         if self.valid is not None:
             yield "valid", self.valid
 
-    def change(self, split: Callable[[Split], Split]) -> Client:
+    def change(self, split: Callable[[AnySplit], AnySplit]) -> Client:
         """Change every split."""
         return replace(
             self,
@@ -160,17 +296,17 @@ class Federation:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
-        return tuple(self.clients[0].train.x.shape[1:])
+        return self.clients[0].train.shape
 
     @property
     def targets(self) -> Targets | None:
         """The kind of its targets."""
-        return targets_of(self.clients[0].train.y)
+        return targets_of(self.clients[0].train.target)
 
     @property
     def target(self) -> Target:
         """The type and the shape of one target."""
-        y = self.clients[0].train.y
+        y = self.clients[0].train.target
         return str(y.dtype).removeprefix("torch."), tuple(y.shape[1:])
 
     def to(self, device: torch.device | str) -> Federation:
@@ -187,19 +323,20 @@ class Federation:
             >>> one.name, len(one.train), list(one.tests)
             ('all', 4, ['a', 'b'])
         """
-        tests: dict[str, list[Split]] = {}
+        tests: dict[str, list[AnySplit]] = {}
         for client in self.clients:
             for domain, test in client.tests.items():
                 # Clients of one domain hold the same test set: score it once.
-                if not any(test.x is known.x for known in tests.setdefault(domain, [])):
+                known = tests.setdefault(domain, [])
+                if not any(test.source is one.source for one in known):
                     tests[domain].append(test)
         valid = [c.valid for c in self.clients if c.valid is not None]
         whole = Client(
             name="all",
             domain="all",
-            train=_concatenated([c.train for c in self.clients]),
-            tests={domain: _concatenated(parts) for domain, parts in tests.items()},
-            valid=_concatenated(valid) if valid else None,
+            train=concatenated([c.train for c in self.clients]),
+            tests={domain: concatenated(parts) for domain, parts in tests.items()},
+            valid=concatenated(valid) if valid else None,
         )
         return replace(self, clients=(whole,))
 
@@ -232,13 +369,11 @@ def blank_targets(target: Target, examples: int) -> Tensor:
     return torch.zeros((), dtype=getattr(torch, target[0])).expand(examples, *target[1])
 
 
-def _concatenated(parts: list[Split]) -> Split:
+def concatenated(parts: Sequence[AnySplit]) -> AnySplit:
+    """Put samples behind each other; groups of different parts stay apart."""
     if len(parts) == 1:
         return parts[0]
-    alike = len({part.x.dtype for part in parts}) == 1
-    x = torch.cat([part.x if alike else part.batch(slice(None))[0] for part in parts])
-    y = torch.cat([part.y for part in parts])
-    return Split(x, y, parts[0].augment, _concatenated_groups([part.groups for part in parts]))
+    return parts[0].joined(parts[1:], _concatenated_groups([part.groups for part in parts]))
 
 
 def _concatenated_groups(parts: list[Tensor | None]) -> Tensor | None:
@@ -256,9 +391,8 @@ def _concatenated_groups(parts: list[Tensor | None]) -> Tensor | None:
 def _hash(client: Client) -> str:
     digest = hashlib.sha256()
     for part in client.splits:
-        for tensor in (part.x, part.y, *([] if part.groups is None else [part.groups])):
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().contiguous().numpy().data)
+        for piece in part.content():
+            digest.update(piece)
     return digest.hexdigest()
 
 
@@ -266,6 +400,7 @@ Severity = Literal["error", "warning", "note"]
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 _MAX_NAME = 100
 _SHOWN = 5
+_READ = 256
 
 
 @dataclass(frozen=True)
@@ -334,7 +469,8 @@ def findings_in(federation: Federation) -> Iterator[Finding]:
 
 def _useless(federation: Federation) -> Iterator[str]:
     """Name labels that nobody has, and numbers that never change: there is nothing to learn."""
-    columns = [c.train.y for c in federation.clients if targets_of(c.train.y) in _COLUMNS]
+    known = [client.train.y for client in federation.clients if client.train.y is not None]
+    columns = [y for y in known if targets_of(y) in _COLUMNS]
     if not columns or len({y.shape[1] for y in columns}) > 1:
         return
     lows, highs = (
@@ -403,19 +539,21 @@ def similar_classes(classes: Sequence[str]) -> list[str]:
     ]
 
 
-def _faults(split: Split, federation: Federation) -> Iterator[str]:
-    x, y, shape = split.x, split.y, federation.input_shape
-    if len(x) != len(y):
-        yield f"{len(x)} samples but {len(y)} labels"
+def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
+    """Report what is wrong with a split; of samples that are read later, what is known now."""
+    y, shape = split.target if split.y is None else split.y, federation.input_shape
+    if isinstance(split, Split) and len(split.x) != len(split.y):
+        yield f"{len(split.x)} samples but {len(split.y)} labels"
         return
-    if not len(y):
+    if not len(split):
         yield "no samples"
         return
-    if tuple(x.shape[1:]) != shape:
-        yield f"samples of shape {tuple(x.shape[1:])}, but the first client's have {shape}"
-    if x.dtype not in (torch.uint8, torch.float32, torch.float64):
-        yield f"samples of {x.dtype}; legal are uint8, float32 and float64"
-    yield from not_finite(x)
+    if split.shape != shape:
+        yield f"samples of shape {split.shape}, but the first client's have {shape}"
+    if split.dtype not in (torch.uint8, torch.float32, torch.float64):
+        yield f"samples of {split.dtype}; legal are uint8, float32 and float64"
+    if isinstance(split, Split):
+        yield from not_finite(split.x)
     kind = targets_of(y)
     if kind is None or kind is not federation.targets:
         yield (
@@ -446,6 +584,19 @@ def _outside(y: Tensor, classes: int, what: str) -> Iterator[str]:
         yield f"{what} {value} of sample {first}: {legal}"
 
 
+def in_floats(split: AnySplit) -> AnySplit:
+    """Scale what is in memory now, not batch by batch."""
+    return replace(split, x=scaled(split.x)) if isinstance(split, Split) else split
+
+
+def all_targets(split: AnySplit, read: bool = False) -> Tensor:
+    """The targets of all samples; read, where they are not known or where that is asked for."""
+    if split.y is not None and not read:
+        return split.y
+    parts = [slice(begin, begin + _READ) for begin in range(0, len(split), _READ)]
+    return torch.cat([y for _, y in split.stream(parts)])
+
+
 def not_finite(x: Tensor) -> Iterator[str]:
     """Report samples with NaN or infinity in them."""
     if not x.is_floating_point() or bool(torch.isfinite(x.sum())):
@@ -459,11 +610,13 @@ def not_finite(x: Tensor) -> Iterator[str]:
 def class_counts(client: Client, classes: Sequence[str]) -> dict[str, int]:
     """Count a client's training samples of each class, or label, or the places of its masks.
 
-    Labels of no class are left out; of numbers there is nothing to count.
+    Labels of no class are left out; of numbers, and of what only reading would tell, nothing is
+    counted.
     """
-    y, kind = client.train.y.cpu(), targets_of(client.train.y)
-    if kind is Targets.NUMBERS or kind is None:
+    y, kind = client.train.y, targets_of(client.train.target)
+    if y is None or kind is Targets.NUMBERS or kind is None:
         return {}
+    y = y.cpu()
     if kind is Targets.LABELS:
         return dict(zip(classes, y.sum(dim=0).tolist(), strict=False))
     known = y[(y >= 0) & (y < len(classes))].long()

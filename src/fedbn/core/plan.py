@@ -148,6 +148,11 @@ class Plan:
         """The loss that a client trains by and is scored with."""
         if self.task.loss_for is None:
             return self.task.loss
+        if client.train.y is None:
+            raise ConfigError(
+                f"task {self.task.name} needs the targets of all samples, and the Dataset of "
+                f"client {client.name} does not tell them; give it an attribute `targets`"
+            )
         return self.task.loss_for(client.train.y, len(self.federation.classes))
 
     def weight(self, client: Client) -> float:
@@ -177,7 +182,7 @@ class Plan:
     def check(self, allow_no_batchnorm: bool = False) -> None:
         """Refuse what does not fit: data and task, model, method and classes; nothing has run."""
         first = self.federation.clients[0]
-        check_targets(self.task, first.train.y, f"data {self.federation.name}")
+        check_targets(self.task, first.train.target, f"data {self.federation.name}")
         model = self.initial_model
         found = entries(model)
         self.method.check(found, allow_no_batchnorm)
@@ -197,9 +202,10 @@ class Plan:
         model, data = self.initial_model.eval(), self.federation.clients[0].train
         some = data.take(torch.arange(min(len(data), _TRIED)))
         with torch.no_grad():
-            outputs = forward(model, some.batch(slice(None))[0].cpu())
+            x, y = some.batch(slice(None))
+            outputs = forward(model, x.cpu())
         for metric in self.task.metrics:
-            measure(metric, self.task.keep(outputs), some.y)
+            measure(metric, self.task.keep(outputs), y)
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -275,7 +281,7 @@ def _check_output(model: nn.Module, federation: Federation) -> Tensor:
     model.eval()
     with torch.no_grad():
         outputs = forward(model, _sample(federation))
-    classes, target = len(federation.classes), federation.clients[0].train.y
+    classes, target = len(federation.classes), federation.clients[0].train.target
     space = target.shape[1:] if targets_of(target) is Targets.MASK else ()
     expected = (2, classes, *space)
     if not isinstance(outputs, Tensor) or outputs.shape != expected:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import AnySplit, Client, Federation
 
 T = TypeVar("T")
 
@@ -137,11 +137,12 @@ def stratified_groups(
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
-def divided(split: Split, share: float, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Divide a split's samples in two, class by class, and never a group of them."""
+def divided(split: AnySplit, share: float, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Divide a split's samples in two, class by class where known, and never a group of them."""
+    labels = torch.zeros(len(split), dtype=torch.int64) if split.y is None else split.y
     if split.groups is None:
-        return stratified(split.y, share, draws)
-    return stratified_groups(split.y, split.groups, share, draws)
+        return stratified(labels, share, draws)
+    return stratified_groups(labels, split.groups, share, draws)
 
 
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
@@ -152,5 +153,5 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
 def _held_out(client: Client, share: float, seed: int) -> Client:
     draws = generator(seed, "validation", client=client.name)
     rest, held = divided(client.train, share, draws)
-    valid = replace(client.train.take(held), augment=None)
+    valid = client.train.take(held).plain()
     return replace(client, train=client.train.take(rest), valid=valid)

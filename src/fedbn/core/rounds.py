@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbn.core.aggregation import Weighted
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import AnySplit, Client
 from fedbn.core.method import DirectPenalty, Penalty
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan, Training
@@ -24,7 +24,7 @@ from fedbn.core.replica import Replica
 from fedbn.core.state import State, entries
 from fedbn.core.task import CLASSIFICATION, Loss
 from fedbn.core.user_code import contained
-from fedbn.errors import FedbnError, TooFewClients, reason
+from fedbn.errors import DataError, FedbnError, TooFewClients, reason
 
 log = logging.getLogger("fedbn")
 # One round of training never moves a model a thousand times its own length. Statistics of
@@ -138,6 +138,9 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
 
     An error in the client's training, or an update that is not finite, becomes a refusal: it
     concerns this client and not the others.
+
+    Raises:
+        DataError: A sample that was read meanwhile cannot be trained on.
     """
     round = state.round + 1
     work = ClientWork(
@@ -157,6 +160,8 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
             loss = local_train(work)
             replica.collect()
+    except DataError:
+        raise  # bad data stops a run, whoever's it is
     except Exception as error:
         return failure(client, "", error)
     return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
@@ -180,7 +185,7 @@ class ClientWork:
     """
 
     model: nn.Module
-    data: Split
+    data: AnySplit
     training: Training
     steps: int
     draws: torch.Generator
@@ -197,10 +202,11 @@ def local_train(work: ClientWork) -> float:
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
     direct = [p for p in work.penalties if isinstance(p, DirectPenalty)]
     by_graph = [p for p in work.penalties if not isinstance(p, DirectPenalty)]
-    total, seen = torch.zeros((), dtype=torch.float64, device=data.y.device), 0
+    total, seen = torch.zeros((), dtype=torch.float64, device=data.device), 0
     model.train()
-    for index in batches(len(data), training.sizes(len(data)), work.steps, work.draws):
-        x, y = data.batch(index.to(data.y.device))
+    sizes = training.sizes(len(data))
+    order = batches(len(data), sizes, work.steps, work.draws)
+    for x, y in data.stream(order, work.draws.initial_seed(), len(sizes)):
         if data.augment is not None:
             x = data.augment(x, work.draws)
         optimizer.zero_grad(set_to_none=True)

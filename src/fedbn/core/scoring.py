@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbn.core.bn_statistics import estimate_statistics
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import AnySplit, Client
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, named
 from fedbn.core.randomness import number
@@ -32,19 +32,20 @@ class Score:
     metrics: Mapping[str, float]
 
 
-PartScore = tuple[float, Tensor]
+PartScore = tuple[float, Tensor, Tensor]
+"""The sum of losses, what was kept of outputs, and the targets."""
 _PART = 512
 
 
 def evaluate(
-    model: nn.Module, data: Split, task: Task = CLASSIFICATION, batch_size: int = 128
+    model: nn.Module, data: AnySplit, task: Task = CLASSIFICATION, batch_size: int = 128
 ) -> Score:
     """Score a model on a split, in evaluation mode."""
     found = [evaluate_part(model, data, p, task, batch_size=batch_size) for p in parts(data)]
     return scored(task, data, found)
 
 
-def parts(data: Split) -> list[slice]:
+def parts(data: AnySplit) -> list[slice]:
     """Cut a split into what is scored in one go, so that cores can share a client's samples.
 
     The cut is the same whoever scores, because sums depend on it.
@@ -54,7 +55,7 @@ def parts(data: Split) -> list[slice]:
 
 def evaluate_part(
     model: nn.Module,
-    data: Split,
+    data: AnySplit,
     part: slice,
     task: Task = CLASSIFICATION,
     loss: Loss | None = None,
@@ -63,21 +64,25 @@ def evaluate_part(
     """Sum up the losses of a part of a split, and keep what the task measures by."""
     model.eval()
     lost = loss or task.loss
-    total, kept = torch.zeros((), dtype=torch.float64, device=data.y.device), []
+    total = torch.zeros((), dtype=torch.float64, device=data.device)
+    kept, targets = [], []
+    begins = range(part.start, part.stop, batch_size)
+    order = [slice(begin, min(begin + batch_size, part.stop)) for begin in begins]
     with torch.inference_mode():
-        for begin in range(part.start, part.stop, batch_size):
-            some = slice(begin, min(begin + batch_size, part.stop))
-            x, y = data.batch(some)
+        for x, y in data.stream(order):
             outputs = model(x)
             total += lost(outputs, y) * len(y)
             kept.append(task.keep(outputs))
-    return float(total), torch.cat(kept)
+            targets.append(y)
+    return float(total), torch.cat(kept), torch.cat(targets)
 
 
-def scored(task: Task, data: Split, found: Sequence[PartScore]) -> Score:
-    """Make a score of a split's parts: the sums of their losses, and what was kept of outputs."""
-    loss = sum(loss for loss, _ in found) / len(data)
-    return Score(loss, task.measured(torch.cat([kept for _, kept in found]), data))
+def scored(task: Task, data: AnySplit, found: Sequence[PartScore]) -> Score:
+    """Make a score of a split's parts."""
+    loss = sum(loss for loss, _, _ in found) / len(data)
+    kept = torch.cat([kept for _, kept, _ in found])
+    targets = torch.cat([targets for _, _, targets in found])
+    return Score(loss, task.measured(kept, targets, data.groups))
 
 
 @dataclass(frozen=True)
@@ -86,14 +91,14 @@ class Piece:
 
     split: str
     domain: str
-    data: Split
+    data: AnySplit
     part: slice
 
 
 Scored = list[PartScore] | Refusal
 
 
-def splits_of(client: Client) -> Iterator[tuple[str, str, Split]]:
+def splits_of(client: Client) -> Iterator[tuple[str, str, AnySplit]]:
     """What a client is scored on: the split's name, its domain and its samples."""
     yield "train", client.domain, client.train
     if client.valid is not None:
@@ -109,7 +114,7 @@ def measured(replica: Replica, client: Client, state: RunState) -> Pack:
     """
     replica.load(state.shared, state.local[client.name])
     with contained(), replica.seeds(0):
-        estimate_statistics(replica.model, client.train.x)
+        estimate_statistics(replica.model, client.train)
     if name := replica.local.unusable():
         raise DataError(f"the statistics of its training data have NaN or infinity in {name}")
     return replica.local.clone()

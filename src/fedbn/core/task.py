@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedbn.core.federation import Split, Targets, targets_of
+from fedbn.core.federation import Targets, targets_of
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.errors import ConfigError, reason
 
@@ -58,12 +58,14 @@ class Task:
         """Plain values, for a run's records."""
         return {"name": self.name, "metrics": [metric.facts() for metric in self.metrics]}
 
-    def measured(self, outputs: Tensor, data: Split) -> dict[str, float]:
-        """Compute every metric of kept outputs; of groups the first, where the data has some."""
-        found = {metric.name: measure(metric, outputs, data.y) for metric in self.metrics}
-        if data.groups is not None and self.vote is not None:
+    def measured(
+        self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
+    ) -> dict[str, float]:
+        """Compute every metric of kept outputs; of groups the first, where there are some."""
+        found = {metric.name: measure(metric, outputs, targets) for metric in self.metrics}
+        if groups is not None and self.vote is not None:
             first = self.metrics[0]
-            voted = self.vote(outputs, data.y, data.groups)
+            voted = self.vote(outputs, targets, groups)
             found[f"group_{first.name}"] = measure(first, *voted)
         return found
 

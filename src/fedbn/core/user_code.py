@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import AnySplit, Client
 from fedbn.core.randomness import drawn
 from fedbn.core.state import unwrap
 
@@ -155,7 +155,7 @@ class Attributes:
                 owner.pop(name, None)
 
 
-def _watched(origin: nn.Module, data: Split, training: bool) -> Habits:
+def _watched(origin: nn.Module, data: AnySplit, training: bool) -> Habits:
     """Watch passes of fresh copies of a model."""
     probe, before = origin, {}
 
@@ -163,7 +163,7 @@ def _watched(origin: nn.Module, data: Split, training: bool) -> Habits:
         nonlocal probe, before
         probe = copy.deepcopy(origin).train(training)
         before = _contents(probe)
-        outputs: Tensor = probe(_batch(replace(data, augment=None)))
+        outputs: Tensor = probe(_batch(data.plain()))
         return outputs
 
     found, after = _compared(run), _contents(probe)
@@ -182,7 +182,7 @@ def _compared(run: Callable[[], Tensor]) -> Habits:
     return Habits(draws, repeats=_equal(first, second))
 
 
-def _batch(data: Split) -> Tensor:
+def _batch(data: AnySplit) -> Tensor:
     x = data.batch(torch.arange(min(_SAMPLES, len(data))))[0].cpu()
     return data.augment(x, torch.Generator().manual_seed(0)) if data.augment else x
 

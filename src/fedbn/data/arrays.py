@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation, Split, all_targets
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.storage import check_regular
 from fedbn.errors import DataError, unknown
@@ -55,7 +55,7 @@ def federation_of(data: Data) -> Federation:
         raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
     clients = tuple(_client(str(name), given) for name, given in data.items())
     parts = [part for c in clients for part in (c.train, *c.tests.values())]
-    classes = max(int(part.y.max()) for part in parts if len(part)) + 1
+    classes = max(int(all_targets(part).max()) for part in parts if len(part)) + 1
     return Federation("arrays", clients, tuple(str(label) for label in range(max(classes, 2))))
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import AnySplit, Client, Federation
 from fedbn.data.image_folders import (
     Division,
     PictureReader,
@@ -194,7 +194,7 @@ def checked_sizes(
     return found
 
 
-def thinned(split: Split, count: int | None) -> Split:
+def thinned(split: AnySplit, count: int | None) -> AnySplit:
     """Keep so many samples, evenly spread, so that what lies class by class keeps all classes."""
     if count is None or count >= len(split):
         return split

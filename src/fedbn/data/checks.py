@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from fedbn.core.federation import (
     Client,
     Federation,
     Finding,
+    Split,
+    all_targets,
     check_name,
     class_counts,
     findings_in,
@@ -52,45 +55,57 @@ def _federation(federation: Federation) -> Iterator[Finding]:
         if there and max(there) > _RARE * min(there):
             text = f"very unequal classes: from {min(there)} to {max(there)} samples"
             yield Finding("warning", client.name, "train", text)
-    usable = [c for c in federation.clients if c.train.x.numel() and c.train.x.dim() > 1]
-    if len({tuple(client.train.x.shape[1:]) for client in usable}) == 1:
+    held = {c.name: c.train.x for c in federation.clients if isinstance(c.train, Split)}
+    usable = {name: x for name, x in held.items() if x.numel() and x.dim() > 1}
+    if len({x.shape[1:] for x in usable.values()}) == 1:
         yield from _constants(usable)
         yield from _scales(usable)
     yield from _twice(federation.clients)
+    yield from _unread(federation.clients)
     for remark in federation.remarks:
         yield Finding("note", "", federation.name, remark)
 
 
-def _constants(clients: Sequence[Client]) -> Iterator[Finding]:
-    if clients[0].train.x.dim() > 2:
-        for client in clients:
-            flat = client.train.x.flatten(1)
+def _unread(clients: Sequence[Client]) -> Iterator[Finding]:
+    """Read samples that are not in memory, to hear what is wrong with the first that is bad."""
+    for client in clients:
+        for part, split in client.named_splits():
+            if not isinstance(split, Split):
+                try:
+                    all_targets(split, read=True)
+                except DataError as error:
+                    yield Finding("error", client.name, part, str(error))
+
+
+def _constants(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
+    if next(iter(samples.values())).dim() > 2:
+        for name, x in samples.items():
+            flat = x.flatten(1)
             rows = (flat.amax(dim=1) == flat.amin(dim=1)).nonzero().flatten()
             if len(rows):
                 text = f"{len(rows)} constant sample(s), the first is {int(rows[0])}"
-                yield Finding("warning", client.name, "train", text)
+                yield Finding("warning", name, "train", text)
         return
-    constant = torch.stack([c.train.x.amax(0) == c.train.x.amin(0) for c in clients])
+    constant = torch.stack([x.amax(0) == x.amin(0) for x in samples.values()])
     everywhere = constant.all(dim=0)
     if everywhere.any():
         yield Finding("warning", "", "train", f"{_columns(everywhere)} constant at every site")
-    for client, mine in zip(clients, constant, strict=True):
+    for name, mine in zip(samples, constant, strict=True):
         if (mine & ~everywhere).any():
             text = f"{_columns(mine & ~everywhere)} constant here, but not everywhere"
-            yield Finding("note", client.name, "train", text)
+            yield Finding("note", name, "train", text)
 
 
-def _scales(clients: Sequence[Client]) -> Iterator[Finding]:
-    pictures = clients[0].train.x.dim() > 2
-    tops = torch.stack([_tops(client.train.x, pictures) for client in clients])
+def _scales(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
+    pictures = next(iter(samples.values())).dim() > 2
+    tops = torch.stack([_tops(x, pictures) for x in samples.values()])
     least = torch.where(tops > 0, tops, torch.inf).amin(dim=0)
     apart = tops.amax(dim=0) >= _APART * least
     if not apart.any():
         return
     column = int(apart.nonzero()[0])
     reach = ", ".join(
-        f"{client.name} {top:g}"
-        for client, top in zip(clients, tops[:, column].tolist(), strict=True)
+        f"{name} {top:g}" for name, top in zip(samples, tops[:, column].tolist(), strict=True)
     )
     what = "values" if pictures else f"{_columns(apart)}: values"
     yield Finding("warning", "", "train", f"sites are scaled differently: {what} reach {reach}")
@@ -115,7 +130,7 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
     seen: set[int] = set()
     for client in clients:
         for part, split in client.named_splits():
-            if split.x.data_ptr() in seen:
+            if not isinstance(split, Split) or split.x.data_ptr() in seen:
                 continue
             seen.add(split.x.data_ptr())
             for number, row in enumerate(split.x.cpu().contiguous().numpy()):
@@ -124,7 +139,7 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
                 if (site, other) != (client.name, part):
                     pair = (site, other, client.name, part)
                     found.setdefault(pair, []).append(f"{number} is {at} there")
-    alike = clients and clients[0].train.x[0:1].numel() >= _A_PICTURE
+    alike = clients and prod(clients[0].train.shape) >= _A_PICTURE
     for (site, other, name, part), which in found.items():
         text = f"{len(which)} sample(s) also in {other} of {site}: {which[0]}"
         yield Finding("warning" if alike else "note", name, part, text)

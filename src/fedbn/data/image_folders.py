@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import Augment, Client, Split, check_name
+from fedbn.core.federation import Augment, Client, Split, check_name, in_floats
 from fedbn.core.randomness import generator, stratified
 from fedbn.data.images import DEPTH, pictures_below, read_pictures
 from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, subfolders
@@ -127,13 +127,9 @@ class PictureReader:
 
 def of_one_type(clients: Sequence[Client]) -> tuple[Client, ...]:
     """Give all clients floats where one has them, because of its 16-bit pictures."""
-
-    def changed(split: Split) -> Split:
-        return replace(split, x=split.batch(slice(None))[0])
-
-    if not any(part.x.is_floating_point() for client in clients for part in client.splits):
+    if not any(part.dtype.is_floating_point for client in clients for part in client.splits):
         return tuple(clients)
-    return tuple(client.change(changed) for client in clients)
+    return tuple(client.change(in_floats) for client in clients)
 
 
 def check_folder(folder: Path, wanted: str) -> None:
@@ -213,9 +209,9 @@ class SiteFolders:
 
 def about_depth(clients: Sequence[Client], depth: int) -> str:
     """Say what became of 16-bit pictures, and which depth would use the whole range."""
-    if not clients[0].train.x.is_floating_point():
+    if not clients[0].train.dtype.is_floating_point:
         return ""
-    top = max(float(split.x.max()) for client in clients for split in client.splits)
+    top = max(split.extent()[1] for client in clients for split in client.splits)
     needed = 2 ** max(round((top + 1) / 2 * depth).bit_length(), 9) - 1
     hint = f"; none is above {needed}: data.depth = {needed} uses the whole range"
     return (

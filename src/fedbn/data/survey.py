@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import AnySplit, Client, Federation, all_targets
 from fedbn.core.randomness import generator
 
 _GRID = 8
@@ -93,8 +93,8 @@ def _halves(client: Client, seed: int) -> tuple[Tensor, Tensor]:
     return order[chosen], order[~chosen]
 
 
-def _batch(split: Split, index: Tensor) -> Tensor:
-    return split.batch(index.to(split.y.device))[0].cpu()
+def _batch(split: AnySplit, index: Tensor) -> Tensor:
+    return split.batch(index)[0].cpu()
 
 
 def _features(x: Tensor) -> Tensor:
@@ -166,13 +166,15 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
     }
 
 
-def _sample(split: Split, count: int, name: str) -> Tensor:
+def _sample(split: AnySplit, count: int, name: str) -> Tensor:
     order = torch.randperm(len(split), generator=generator(0, "view", client=name))
-    return split.x[order[:count].to(split.x.device)].cpu()
+    return split.raw(order[:count])[0].cpu()
 
 
-def _counts(split: Split, federation: Federation) -> list[int]:
-    counts: list[int] = split.y.cpu().bincount(minlength=len(federation.classes)).tolist()
+def _counts(split: AnySplit, federation: Federation) -> list[int]:
+    counts: list[int] = (
+        all_targets(split).cpu().bincount(minlength=len(federation.classes)).tolist()
+    )
     return counts
 
 
@@ -193,7 +195,7 @@ def _histograms(x: Tensor, edges: NDArray[np.float64]) -> dict[str, list[float]]
 
 
 def _examples(client: Client, count: int) -> NDArray[np.uint8]:
-    y = client.train.y.cpu()
+    y = all_targets(client.train).cpu()
     order = torch.randperm(len(y), generator=generator(0, "view", client=client.name))
     # One of each class first, in the order of classes; then a second of each, and so on.
     rank = torch.zeros_like(order)
@@ -201,7 +203,7 @@ def _examples(client: Client, count: int) -> NDArray[np.uint8]:
         mine = y[order] == label
         rank[mine] = torch.arange(int(mine.sum()))
     turn = torch.argsort(rank * (int(y.max()) + 1) + y[order], stable=True)
-    return drawable(client.train.x[order[turn[:count]].to(client.train.x.device)].cpu())
+    return drawable(client.train.raw(order[turn[:count]])[0].cpu())
 
 
 def drawable(x: Tensor) -> NDArray[np.uint8]:

@@ -75,7 +75,7 @@ def folders(
         clients,
         classes,
         tuple(text for text in said if text),
-        {"depth": reading.depth} if clients[0].train.x.is_floating_point() else {},
+        {"depth": reading.depth} if clients[0].train.dtype.is_floating_point else {},
     )
 
 

@@ -29,15 +29,15 @@ _EVERY = "all settings"
 def facts_of(federation: Federation) -> dict[str, Any]:
     """Collect plain values: names, shapes and how a sample is prepared, and no sample."""
     clients = federation.clients
-    x = [client.train.x for client in clients]
+    extents = [client.train.extent() for client in clients]
     return {
         "name": federation.name,
         "classes": list(federation.classes),
         "input_shape": list(federation.input_shape),
         "clients": [[client.name, client.domain] for client in federation.clients],
         "sizes": {c.name: [len(c.train), sum(map(len, c.tests.values()))] for c in clients},
-        "dtype": str(x[0].dtype).removeprefix("torch."),
-        "range": [float(min(part.min() for part in x)), float(max(part.max() for part in x))],
+        "dtype": str(clients[0].train.dtype).removeprefix("torch."),
+        "range": [min(low for low, _ in extents), max(high for _, high in extents)],
         "remarks": list(federation.remarks),
         "stand_ins": list(federation.stand_ins),
         "preparation": dict(federation.preparation),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedbn.core.engine import one_torch_thread
-from fedbn.core.federation import Federation, check_federation
+from fedbn.core.federation import Federation, Split, check_federation
 from fedbn.core.plan import Plan, Training, remarks
 from fedbn.core.randomness import with_validation
 from fedbn.errors import ConfigError, unknown
@@ -147,9 +147,10 @@ def _engine(asked: str, plan: Plan) -> EngineName:
     bias before BatchNorm is nothing but rounding), so that both engines drift apart.
     """
     worth = len(plan.federation.clients) >= _WORTH_STACKING and plan.training.optimizer == "SGD"
-    if asked == "plain" or plan.method.pooled or (asked == "auto" and not worth):
+    lazy = any(not isinstance(client.train, Split) for client in plan.federation.clients)
+    if asked == "plain" or plan.method.pooled or (asked == "auto" and (lazy or not worth)):
         return "plain"
-    reason = unbatchable(plan)
+    reason = "the data is not in memory" if lazy else unbatchable(plan)
     if reason and asked == "batched":
         raise ConfigError(f"engine = 'batched': {reason}; 'plain' and 'auto' work")
     return "plain" if reason else "batched"

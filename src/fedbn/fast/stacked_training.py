@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import AnySplit, Client, all_targets
 from fedbn.core.method import Proximal
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
@@ -266,7 +266,7 @@ def score_stack(
 
 
 @torch.inference_mode()
-def _scores(task: Task, stack: Stack, splits: Sequence[Split | None]) -> list[Score | None]:
+def _scores(task: Task, stack: Stack, splits: Sequence[AnySplit | None]) -> list[Score | None]:
     some = next(split for split in splits if split is not None)
     lengths = [0 if split is None else len(split) for split in splits]
     loss = torch.zeros(len(splits), dtype=torch.float64)
@@ -282,7 +282,9 @@ def _scores(task: Task, stack: Stack, splits: Sequence[Split | None]) -> list[Sc
             found.append(outputs)
     each = zip(splits, lengths, loss.tolist(), torch.cat(found, dim=1), strict=True)
     return [
-        None if split is None else scored(task, split, [(lost, task.keep(outputs[:length]))])
+        None
+        if split is None
+        else scored(task, split, [(lost, task.keep(outputs[:length]), all_targets(split))])
         for split, length, lost, outputs in each
     ]
 

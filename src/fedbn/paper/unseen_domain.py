@@ -94,7 +94,7 @@ def _scored(
     for client in newcomers.clients:
         bench.average()
         yield TESTED, client.name, _accuracy(bench.replica.model, client)
-        bench.measure(client.train.x)
+        bench.measure(client.train)
         yield OWN, client.name, _accuracy(bench.replica.model, client)
     for client in newcomers.clients:
         request.tell(f"{trained.plan.method.name}: {client.name} joins for {rounds} rounds")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import AnySplit, Client, all_targets
 from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries
 from fedbn.data.survey import drawable
@@ -125,8 +125,8 @@ def _scored(
         pictures = len(federation.input_shape) == 3
         classes = federation.classes
         for client, domain, test in spread(list(_tests(federation.clients)), _MOST_SCORED):
-            chances = probabilities(trained.model(client.name), test.x)
-            made = Outcomes(chances, test.y.cpu().numpy())
+            chances = probabilities(trained.model(client.name), test)
+            made = Outcomes(chances, all_targets(test).cpu().numpy())
             confusions.append(contents.Confusion(client.name, domain, made.confusion))
             if pictures and domain not in domains:
                 domains.add(domain)
@@ -141,14 +141,14 @@ def _scored(
     return tuple(confusions), tuple(galleries)
 
 
-def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, Split]]:
+def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, AnySplit]]:
     for client in clients:
         for domain, test in client.tests.items():
             yield client, domain, test
 
 
 def _examples(
-    client: str, test: Split, made: Outcomes, classes: Sequence[str]
+    client: str, test: AnySplit, made: Outcomes, classes: Sequence[str]
 ) -> tuple[tuple[contents.Example, ...], tuple[contents.Example, ...]]:
     """Draw some test samples at random, and then the surest mistakes."""
     order = torch.randperm(len(test), generator=generator(0, "report", client=client)).tolist()
@@ -157,7 +157,7 @@ def _examples(
     mistakes = [i for i in np.argsort(-sure, kind="stable").tolist() if wrong[i] and i not in drawn]
 
     def example(place: int) -> contents.Example:
-        pixels = drawable(test.x[place : place + 1].cpu())[0]
+        pixels = drawable(test.raw(slice(place, place + 1))[0].cpu())[0]
         true, guess = (classes[int(label[place])] for label in (made.labels, made.predicted))
         return contents.Example(pixels, true, guess, float(sure[place]))
 

@@ -330,4 +330,4 @@ def _joined(trained: Trained, client: Client, test: Split, rounds: int | None) -
 
 
 def _accuracy(trained: Trained, client: str, test: Split) -> Value:
-    return scores(outcomes_of(probabilities(trained.model(client), test.x), test))["accuracy"]
+    return scores(outcomes_of(probabilities(trained.model(client), test), test))["accuracy"]

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbn.core.federation import Split
+from fedbn.core.federation import AnySplit, all_targets
 from fedbn.text import no_formula
 from fedbn.trained.trained_run import Trained, probabilities
 
@@ -239,7 +239,7 @@ class Matrix:
 
 def evaluate_all(
     trained: Trained,
-    tests: Mapping[str, Split] | None = None,
+    tests: Mapping[str, AnySplit] | None = None,
     *,
     resamples: int = 1000,
     seed: int = 0,
@@ -261,7 +261,7 @@ def evaluate_all(
     for client in trained.clients:
         progress(client)
         model = trained.model(client)
-        made = {d: outcomes_of(probabilities(model, s.x), s) for d, s in domains.items()}
+        made = {d: outcomes_of(probabilities(model, s), s) for d, s in domains.items()}
         found = {domain: scores(one, resamples, seed) for domain, one in made.items()}
         for metric in METRICS:
             values[metric][client] = {domain: one[metric] for domain, one in found.items()}
@@ -270,7 +270,7 @@ def evaluate_all(
     return Matrix(trained.clients, tuple(domains), classes, samples, values, confusion)
 
 
-def domain_tests(trained: Trained) -> dict[str, Split]:
+def domain_tests(trained: Trained) -> dict[str, AnySplit]:
     """The test data of each domain, once: clients of one domain hold the same."""
     first = torch.zeros(1, dtype=torch.int64)  # pooling must not copy all training data
     light = [replace(c, train=c.train.take(first), valid=None) for c in trained.federation.clients]
@@ -278,10 +278,10 @@ def domain_tests(trained: Trained) -> dict[str, Split]:
     return {domain: split.to("cpu") for domain, split in pooled.tests.items()}
 
 
-def outcomes_of(proba: NDArray[np.float64], split: Split) -> Outcomes:
+def outcomes_of(proba: NDArray[np.float64], split: AnySplit) -> Outcomes:
     """What a model said of a split, with its labels and its groups."""
     groups = None if split.groups is None else split.groups.numpy()
-    return Outcomes(proba, split.y.numpy(), groups)
+    return Outcomes(proba, all_targets(split).numpy(), groups)
 
 
 def _plain(value: Value) -> list[float | None]:

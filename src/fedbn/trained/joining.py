@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation, Split, in_floats
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator, stratified
 from fedbn.core.rounds import RunState
@@ -93,13 +93,8 @@ def labelled(samples: Samples, path: Path) -> Split:
 
 def with_client(federation: Federation, client: Client) -> Federation:
     """Add a client; all samples become floats where the dtypes differ."""
-    dtype = federation.clients[0].train.x.dtype
-    if client.train.x.dtype != dtype:
-        client = replace(
-            client,
-            train=_as_floats(client.train),
-            tests={domain: _as_floats(split) for domain, split in client.tests.items()},
-        )
+    if client.train.dtype != federation.clients[0].train.dtype:
+        client = client.change(in_floats)
     return replace(federation, clients=(*federation.clients, client))
 
 
@@ -115,7 +110,7 @@ def joining_state(trained: Trained, client: Client) -> RunState:
         return trained.state
     bench.average()
     if bench.normalises:
-        bench.measure(client.train.x)
+        bench.measure(client.train)
     own = {client.name: bench.replica.local.clone()}
     local, untrained = {**trained.state.local, **own}, trained.state.untrained
     if bench.local_statistics:
@@ -205,7 +200,3 @@ def _request(
         **({"test": str(test.resolve())} if test else {}),
     }
     return placed(raw, "training.rounds", trained.state.round + rounds)
-
-
-def _as_floats(split: Split) -> Split:
-    return replace(split, x=split.batch(slice(None))[0])

@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedbn import __version__
 from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.bn_statistics import CHUNK, estimate_statistics
-from fedbn.core.federation import check_name
+from fedbn.core.federation import AnySplit, check_name
 from fedbn.core.packing import StateLayout
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import RunState
@@ -265,7 +265,7 @@ class Bench:
         """Take a client's local part."""
         self.replica.load(self.state.shared, self.state.scored_with(client))
 
-    def measure(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def measure(self, x: Tensor | AnySplit) -> list[tuple[Tensor, Tensor]]:
         """Give BatchNorm the exact statistics of some data."""
         estimate_statistics(self.replica.model, x, self._chunk)
         return layers_of(self.replica.model)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbn.core.federation import Federation, Split, not_finite
+from fedbn.core.federation import AnySplit, Federation, Split, not_finite
 from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
@@ -51,19 +51,19 @@ def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
     return samples
 
 
-def outputs_of(model: nn.Module, x: Tensor, chunk: int = 256) -> Iterator[Tensor]:
+def outputs_of(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> Iterator[Tensor]:
     """Run a model over samples, in evaluation mode, some at a time."""
     if chunk < 1:
         raise ConfigError(f"chunk = {chunk}: legal are whole numbers from 1")
-    data = Split(x, torch.zeros(len(x), dtype=torch.int64))
+    data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
     model.eval()
     with torch.inference_mode():
-        for begin in range(0, len(x), chunk):
-            batch = data.batch(slice(begin, begin + chunk))[0]
+        parts = [slice(begin, begin + chunk) for begin in range(0, len(x), chunk)]
+        for batch, _ in data.stream(parts):
             yield forward(model, batch)
 
 
-def probabilities(model: nn.Module, x: Tensor, chunk: int = 256) -> NDArray[np.float64]:
+def probabilities(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> NDArray[np.float64]:
     """Compute the softmax of a model's outputs, (n, classes)."""
     parts = [outputs.double().softmax(dim=1) for outputs in outputs_of(model, x, chunk)]
     found: NDArray[np.float64] = torch.cat(parts).numpy()
