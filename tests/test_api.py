@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import itertools
 import logging
 import multiprocessing
+import sys
 import threading
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -282,7 +286,7 @@ def test_bad_data_is_named(data: object, error: type[Exception], text: str):
         ({"training__optimizer": "Adm"}, "unknown optimizer 'Adm'"),
         ({"training__min_clients": 3}, "min_clients = 3: .* has 2 clients"),
         ({"method": 3}, "fit: method = 3: legal are a name and a Method"),
-        ({"seed": range(3)}, r"fit: seed = range\(0, 3\): fit trains one method with one seed"),
+        ({"seed": range(3)}, r"fit: seed = range\(0, 3\): legal is one; several are `seeds`"),
         ({"data__percent": 0.1}, "fit: data.percent = 0.1: the argument `data` decides that"),
         ({"model__name": "mlp"}, "fit: model.name = 'mlp': the argument `model` decides that"),
         ({"method": fedbn.fedprox(0.1), "method__mu": 1}, "method.mu = 1: `method` is a value"),
@@ -304,3 +308,109 @@ def test_errors_of_the_library_have_one_base():
     with pytest.raises(fedbn.FedbnError):
         fedbn.fit({}, rounds=1)
     assert isinstance(federation(4), fedbn.Federation)
+
+
+def test_the_usual_settings_are_plain_keywords():
+    result = fedbn.fit(SITES, bn_net, rounds=1, lr=0.5, batch_size="full", local_epochs=3)
+    training = result.plan.training
+    assert (training.lr, training.batch_size, training.local_epochs) == (0.5, None, 3)
+    with pytest.raises(ConfigError, match=r"fit: training.lr = 0.1: given twice, as `lr` too"):
+        fedbn.fit(SITES, bn_net, rounds=1, lr=0.5, training__lr=0.1)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_several_methods_and_seeds_are_each_what_they_are_alone(written: bool, tmp_path: Path):
+    out = tmp_path / "out" if written else None
+    methods = ["fedavg", fedbn.fedbn() | fedbn.proximal(0.1)]
+    found = fedbn.fit(SITES, bn_net, methods=methods, seeds=[3, 1], rounds=2, out=out)
+    assert list(found.runs) == [
+        (method, seed) for seed in (3, 1) for method in ("fedavg", "fedbn+prox(0.1)")
+    ]
+    for method, seed in itertools.product(methods, (3, 1)):
+        alone = fedbn.fit(SITES, bn_net, method, rounds=2, seed=seed)
+        one = found.runs[alone.plan.method.name, seed]
+        assert same_runs(one.state, alone.state)
+        assert one.records == alone.records
+    if out:
+        again = fedbn.fit(
+            SITES, bn_net, methods=methods, seeds=[3, 1], rounds=2, out=out, resume=True
+        )
+        assert [r.records for r in again.runs.values()] == [r.records for r in found.runs.values()]
+
+
+def test_one_seed_in_a_list_gives_results():
+    found = fedbn.fit(SITES, bn_net, seeds=[4], rounds=1)
+    assert isinstance(found, fedbn.Results)
+    assert list(found.runs) == [("fedbn", 4)]
+
+
+def test_results_are_shown_in_a_line():
+    found = fedbn.fit(SITES, bn_net, methods=["fedavg", "fedbn"], seeds=[0, 1], rounds=1)
+    means = [
+        np.mean([np.mean(list(found.runs[m, s].accuracy().values())) for s in (0, 1)])
+        for m in ("fedavg", "fedbn")
+    ]
+    shown = f"fedavg {means[0]:.3f}, fedbn {means[1]:.3f}"
+    assert repr(found) == f"<Results of seeds [0, 1], mean test accuracy: {shown}>"
+
+
+def test_numbers_come_as_a_frame(monkeypatch: pytest.MonkeyPatch):
+    class Pandas:
+        """What is asked of pandas, which need not be installed."""
+
+        __spec__ = importlib.machinery.ModuleSpec("pandas", None)
+
+        @staticmethod
+        def DataFrame(rows, columns):  # noqa: N802
+            return [[row[column] for column in columns] for row in rows]
+
+    monkeypatch.setitem(sys.modules, "pandas", Pandas)
+    found = fedbn.fit(SITES, bn_net, seeds=[0, 1], rounds=1)
+    one = found.runs["fedbn", 1]
+    assert one.frame() == [list(asdict(record).values()) for record in one.records]
+    assert found.frame() == found.runs["fedbn", 0].frame() + one.frame()
+
+
+def test_a_frame_without_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    result = fedbn.fit(SITES, bn_net, rounds=1)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"frame\(\) needs pandas: `pip install pandas`"):
+        result.frame()
+
+
+def test_a_callback_hears_every_round():
+    heard: list[fedbn.RoundDone] = []
+    result = fedbn.fit(SITES, bn_net, rounds=3, evaluation__every=2, callback=heard.append)
+    assert [(one.method, one.seed, one.round, one.rounds) for one in heard] == [
+        ("fedbn", 0, i, 3) for i in (1, 2, 3)
+    ]
+    assert [record for one in heard for record in one.records] == list(result.records)
+    assert heard[0].mean("accuracy") is None
+    assert heard[2].mean("accuracy") == np.mean(list(result.accuracy().values()))
+
+
+class Pruned(Exception):  # noqa: N818
+    """As Optuna's: what a callback raises to end a trial."""
+
+
+def test_a_callback_that_raises_ends_the_run_with_the_round_saved(tmp_path: Path):
+    def prune(done: fedbn.RoundDone) -> None:
+        if done.round == 2:
+            raise Pruned
+
+    with pytest.raises(Pruned):
+        fedbn.fit(SITES, bn_net, rounds=4, out=tmp_path / "out", callback=prune)
+    heard: list[int] = []
+    went_on = fedbn.fit(
+        SITES,
+        bn_net,
+        rounds=4,
+        out=tmp_path / "out",
+        resume=True,
+        callback=lambda done: heard.append(done.round),
+    )
+    assert heard == [3, 4], "the round in which the callback raised was saved"
+    whole = fedbn.fit(SITES, bn_net, rounds=4)
+    assert same_runs(went_on.state, whole.state)
+    assert went_on.records == whole.records

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedbn.api import Result as Result, fit as fit
+    from fedbn.api import Result as Result, Results as Results, RoundDone as RoundDone, fit as fit
     from fedbn.core.aggregation import (
         krum as krum,
         mean as mean,

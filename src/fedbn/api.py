@@ -1,13 +1,16 @@
-"""`fedbn.fit`: one run from Python, with your own objects or with registered names."""
+"""`fedbn.fit`: a run from Python, with your own objects or with registered names."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import reprlib
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torch import nn
 
@@ -25,16 +28,17 @@ from fedbn.experiments.configuration import (
     placed,
     with_absolute_paths,
 )
-from fedbn.experiments.jobs import Event, Job, Setting
+from fedbn.experiments.jobs import Event, Job, Listener, Setting
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, reached, run_plan, start
 from fedbn.methods import parse_method
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
-from fedbn.trained.trained_run import Trained
+from fedbn.trained.trained_run import Trained, frame_of
 
 Model = str | nn.Module | Callable[..., nn.Module]
 Result = Trained
+T = TypeVar("T")
 _log = logging.getLogger("fedbn")
 
 
@@ -44,7 +48,32 @@ _AS_OBJECT = (
 )
 
 
-_SEVERAL = ("methods", "quick", "reproduce", "seeds", "sweep")
+_NOT_HERE = ("quick", "reproduce", "sweep")
+_PLAIN = ("lr", "batch_size", "local_epochs")
+
+
+@overload
+def fit(
+    data: str | Path | Data,
+    model: Model | None = None,
+    method: str | Method = "fedbn",
+    *,
+    methods: None = None,
+    seeds: None = None,
+    **settings: Any,
+) -> Result: ...
+
+
+@overload
+def fit(
+    data: str | Path | Data,
+    model: Model | None = None,
+    method: str | Method = "fedbn",
+    *,
+    methods: Sequence[str | Method] | None = None,
+    seeds: Sequence[int] | None = None,
+    **settings: Any,
+) -> Results: ...
 
 
 @one_torch_thread()  # from the first operation on: in a forked child, a second thread never comes
@@ -55,13 +84,16 @@ def fit(
     *,
     rounds: int = 40,
     seed: int = 0,
+    methods: Sequence[str | Method] | None = None,
+    seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     workers: int = 0,
     notes: Callable[[str], None] = _log.warning,
+    callback: Callable[[RoundDone], object] | None = None,
     **settings: Any,
-) -> Result:
-    """Train one method and give every client its model.
+) -> Result | Results:
+    """Train a method, or several with several seeds, and give every client its model.
 
     Args:
         data: A registered name, a path of your own data, a `Federation`, or a mapping from each
@@ -73,15 +105,20 @@ def fit(
         method: A method, or its name as on the command line.
         rounds: Communication rounds.
         seed: Decides everything that is random.
+        methods: Several, in place of `method`.
+        seeds: Several, in place of `seed`; every method runs with each.
         out: A run folder to write; None to write nothing.
         resume: Go on with the run in `out`, if there is one.
         workers: Cores to use; 0 for all. Never changes the result.
         notes: Hears each remark once, if there is any: on data, model and clients that work and
             may not be what was meant. `print` prints them; the logger `fedbn`, unless given.
-        **settings: Any key of the configuration, with `__` for the dot: `training__lr=0.1`.
+        callback: Called after each round, when the round is on disk. What it raises ends the run
+            and is the caller's, as it was raised: with `out` and `resume` the run goes on later.
+        **settings: `lr`, `batch_size` and `local_epochs`; and any key of the configuration, with
+            `__` for the dot: `training__optimizer="Adam"`.
 
     Returns:
-        The result.
+        The result; of several methods or seeds, all of them.
 
     Examples:
         >>> import numpy as np, fedbn
@@ -90,14 +127,19 @@ def fit(
         ...     x = draws.normal(size=(40, 5)).astype("float32")
         ...     return scale * x, (x[:, 0] > 0).astype("int64")
         >>> sites = {"a": site(1.0), "b": site(50.0)}
-        >>> result = fedbn.fit(sites, "mlp", "fedbn", rounds=2, seed=0)
+        >>> result = fedbn.fit(sites, "mlp", "fedbn", rounds=2, seed=0, lr=0.1)
         >>> sorted(result.models)
         ['a', 'b']
+        >>> both = fedbn.fit(sites, "mlp", methods=["fedavg", "fedbn"], seeds=[0, 1], rounds=2)
+        >>> list(both.runs)
+        [('fedavg', 0), ('fedbn', 0), ('fedavg', 1), ('fedbn', 1)]
     """
-    names = _named(data, model, method)
-    asked = {key.replace("__", "."): value for key, value in settings.items()}
-    _check(asked, names, method, seed)
-    raw: dict[str, Any] = {"seeds": [seed], "training": {"rounds": rounds}}
+    chosen = _several("method", method, methods, "fedbn")
+    drawn = _several("seed", seed, seeds, 0)
+    names = _named(data, model, chosen)
+    asked = {_key(key): value for key, value in settings.items()}
+    _check(asked, names, chosen, settings)
+    raw: dict[str, Any] = {"seeds": drawn, "training": {"rounds": rounds}}
     for key, value in {**names, **asked}.items():
         section = isinstance(value, Mapping) and "." not in key
         raw = changed(raw, {key: value}) if section else placed(raw, key, value)
@@ -106,37 +148,130 @@ def fit(
         federation=None if isinstance(data, str | Path) else federation_of(data),
         make_model=_maker(model),
     )
-    chosen = _method(method, experiment.method.mu)
-    job = Job(chosen, Setting("default", experiment), seed)
-    plan = planner.plan(job)
+    setting = Setting("default", experiment)
+    mu = experiment.method.mu
+    jobs = [Job(_method(m, mu), setting, s) for s, m in itertools.product(drawn, chosen)]
+    for job in jobs[: len(chosen)]:
+        planner.plan(job)
+    if len(jobs) > 1:
+        planner.settle()  # one engine for all, as in a run of the command
     if isinstance(model, nn.Module):
         planner.warnings.append(_AS_OBJECT)
+    hear = partial(_pass_on, notes, callback or (lambda done: None))
+    run = partial(_in_memory, planner=planner, workers=workers, hear=hear)
     if out is None:
         for text in planner.warnings:
             notes(text)
-        memory = Memory(experiment.evaluation.report == "best")
-        run_plan(plan, memory, partial(_pass_on, notes), workers=workers)
-        assert memory.state is not None
-        return Result(plan, memory.state, tuple(memory.records), None)
-    folder = RunFolder(out)
-    if not (resume and (folder.config.exists() or folder.request.exists())):
-        folder.begin(experiment.model_dump(exclude_unset=True, exclude_none=True))
-    with folder.locked():
-        start(experiment, [job], planner, folder, partial(_pass_on, notes), workers=workers)
+    else:
+        folder = RunFolder(out)
+        if not (resume and (folder.config.exists() or folder.request.exists())):
+            folder.begin(experiment.model_dump(exclude_unset=True, exclude_none=True))
+        with folder.locked():
+            start(experiment, jobs, planner, folder, hear, workers=workers, apart=False)
+        run = partial(_on_disk, planner=planner, folder=folder)
+    runs = {(job.method.name, job.seed): run(job) for job in jobs}
+    return next(iter(runs.values())) if methods is None and seeds is None else Results(runs)
+
+
+def _in_memory(job: Job, planner: Planner, workers: int, hear: Listener) -> Result:
+    plan = planner.plan(job)
+    memory = Memory(job.setting.experiment.evaluation.report == "best")
+    run_plan(plan, memory, hear, workers=workers)
+    assert memory.state is not None
+    return Result(plan, memory.state, tuple(memory.records), None)
+
+
+def _on_disk(job: Job, planner: Planner, folder: RunFolder) -> Result:
+    plan = planner.plan(job)
     found = reached(job, folder, initial_state(plan))
     assert found is not None
     read = metrics.read(folder.job(*job.key) / "metrics.jsonl")
     return Result(plan, found.state, tuple(Record(**r) for r in read), folder.path)
 
 
-def _pass_on(notes: Callable[[str], None], event: Event) -> None:
+@dataclass(frozen=True)
+class RoundDone:
+    """What `callback` hears of a round.
+
+    Attributes:
+        method: Which method.
+        seed: Its seed.
+        round: Rounds done.
+        rounds: Rounds in all.
+        records: The round's numbers, as in `metrics.jsonl`.
+    """
+
+    method: str
+    seed: int
+    round: int
+    rounds: int
+    records: tuple[Record, ...]
+
+    def mean(self, metric: str, split: str = "test") -> float | None:
+        """The mean of a metric over clients; None where this round was not scored by it."""
+        found = [r.value for r in self.records if (r.metric, r.split) == (metric, split)]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if known else None
+
+
+@dataclass(frozen=True, repr=False)
+class Results:
+    """The results of several methods and seeds.
+
+    Attributes:
+        runs: Each result, by method and seed.
+    """
+
+    runs: Mapping[tuple[str, int], Result]
+
+    def frame(self) -> Any:
+        """All numbers of all runs as a pandas DataFrame, one row a number."""
+        return frame_of([record for result in self.runs.values() for record in result.records])
+
+    def __repr__(self) -> str:
+        shown = []
+        for method in dict.fromkeys(method for method, _ in self.runs):
+            own = [result for (name, _), result in self.runs.items() if name == method]
+            means = [statistics.fmean(scores.values()) for one in own if (scores := one.accuracy())]
+            shown.append(f"{method} {statistics.fmean(means):.3f}" if means else method)
+        seeds = dict.fromkeys(seed for _, seed in self.runs)
+        return f"<Results of seeds {[*seeds]}, mean test accuracy: {', '.join(shown)}>"
+
+
+def _several(name: str, one: T, several: Sequence[T] | None, default: T) -> list[T]:
+    """What was asked for as one, or as several."""
+    if several is None:
+        if isinstance(one, Sequence) and not isinstance(one, str):
+            raise ConfigError(f"fit: {name} = {one!r}: legal is one; several are `{name}s`")
+        return [one]
+    if isinstance(several, str) or not isinstance(several, Sequence) or not several:
+        raise ConfigError(f"fit: {name}s = {several!r}: legal is a list; one is `{name}`")
+    if one != default:
+        raise ConfigError(f"fit: {name} = {one!r} beside {name}s = {several!r}: give one of them")
+    return list(several)
+
+
+def _pass_on(
+    notes: Callable[[str], None], callback: Callable[[RoundDone], object], event: Event
+) -> None:
     if event.kind == "note":
         notes(event.text)
+    if event.kind == "round" and event.gave is not None:
+        method, _, seed = event.job
+        records = tuple(event.gave.records)
+        callback(RoundDone(method, seed, event.round, event.rounds, records))
 
 
-def _named(data: str | Path | Data, model: Model | None, method: str | Method) -> dict[str, Any]:
+def _key(word: str) -> str:
+    """The configuration's key for a keyword."""
+    return f"training.{word}" if word in _PLAIN else word.replace("__", ".")
+
+
+def _named(
+    data: str | Path | Data, model: Model | None, methods: Sequence[str | Method]
+) -> dict[str, Any]:
     """The configuration's words for what was given; objects have none that could be read back."""
-    names: dict[str, Any] = {"methods": [getattr(method, "name", method)]}
+    names: dict[str, Any] = {"methods": [getattr(method, "name", method) for method in methods]}
     if isinstance(data, Path) or (isinstance(data, str) and looks_like_path(data)):
         names["data.path"] = str(data)
     else:
@@ -146,22 +281,29 @@ def _named(data: str | Path | Data, model: Model | None, method: str | Method) -
     return names
 
 
-def _check(asked: Mapping[str, Any], names: Mapping[str, Any], method: Any, seed: Any) -> None:
+def _check(
+    asked: Mapping[str, Any],
+    names: Mapping[str, Any],
+    methods: Sequence[Any],
+    settings: Mapping[str, Any],
+) -> None:
     """Refuse by name what fit would not heed."""
-    given = {"method": method, "seed": seed}
-    for key, value in {**given, **asked}.items():
+    for key, value in asked.items():
         section = key.partition(".")[0]
-        if section in _SEVERAL or (key in given and isinstance(value, list | tuple | range)):
-            why = "fit trains one method with one seed, `method` and `seed`; `fedbn run` several"
+        if section in _NOT_HERE:
+            why = "fit trains methods and seeds of one setting; `fedbn run` does this"
         elif key in names or (section == "data" and names.get("data.name") == IN_PYTHON):
             why = f"the argument `{section}` decides that"
-        elif key == "method.mu" and isinstance(method, Method):
+        elif key == "method.mu" and all(isinstance(method, Method) for method in methods):
             why = "`method` is a value, which has its own"
+        elif sum(_key(word) == key for word in settings) > 1:
+            why = f"given twice, as `{key.partition('.')[2]}` too"
         else:
             continue
         raise ConfigError(f"fit: {key} = {reprlib.repr(value)}: {why}")
-    if not isinstance(method, str | Method):
-        raise ConfigError(f"fit: method = {method!r}: legal are a name and a Method")
+    for method in methods:
+        if not isinstance(method, str | Method):
+            raise ConfigError(f"fit: method = {method!r}: legal are a name and a Method")
 
 
 def _method(method: str | Method, mu: float | list[float]) -> Method:

@@ -47,6 +47,7 @@ class Run:
         work: What a round of a job takes, beside other jobs'.
         workers: How many jobs run side by side at most, in processes of their own.
         late_scores: Whether a round's scores come with the next one's answers.
+        apart: Whether jobs may run in processes of their own, which read the folder alone.
     """
 
     folder: RunFolder
@@ -56,6 +57,7 @@ class Run:
     work: Callable[[Job], float] = lambda job: 1.0
     workers: int = 1
     late_scores: bool = False
+    apart: bool = True
 
     def writer(self, job: Job) -> Writer:
         """Who writes a job down."""
@@ -282,6 +284,7 @@ def start(
     *,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    apart: bool = True,
 ) -> bool:
     """Begin or continue a run in this process and its worker processes.
 
@@ -293,6 +296,7 @@ def start(
         listener: Hears how it goes.
         workers: Cores to use; 0 for what the configuration says.
         stop: Asked after each round.
+        apart: Whether jobs may run in processes of their own, which know no objects of this one.
 
     Returns:
         False where there was nothing left to do.
@@ -306,7 +310,8 @@ def start(
         listener(Event("note", todo[0].key, text=text, whole=True))
     count = workers or experiment.workers or cores()
     maker = partial(embedded_job, planner=planner, workers=count)
-    return run_jobs(todo, Run(folder, maker, listener, stop, partial(work, planner=planner), count))
+    costs = partial(work, planner=planner)
+    return run_jobs(todo, Run(folder, maker, listener, stop, costs, count, apart=apart))
 
 
 def embedded_job(job: Job, note: Note, planner: Planner, workers: int) -> EmbeddedEngine:
@@ -322,7 +327,7 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     over = {key for key, one in writers.items() if one.finished(done[key], lengths[key])}
     left = [job for job in todo if job.key not in over]
     on_cpu = all(job.setting.experiment.training.device == "cpu" for job in left)
-    beside = min(run.workers, len(left)) if on_cpu else 1
+    beside = min(run.workers, len(left)) if on_cpu and run.apart else 1
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())
     run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))

@@ -8,9 +8,10 @@ Predictions as a table: one row an input, safe to open in a spreadsheet.
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -233,13 +234,24 @@ class Trained:
             if r.round == scored and r.value is not None
         }
 
+    def frame(self) -> Any:
+        """All numbers as a pandas DataFrame, one row a number, as in `metrics.jsonl`."""
+        return frame_of(self.records)
+
     def scored_round(self, split: str = "test") -> int:
         """The last round that was scored up to these models' own; 0 where none was."""
         rounds = [r.round for r in self.records if r.split == split and r.metric == "accuracy"]
         return max((round for round in rounds if round <= self.state.round), default=0)
 
 
-# What a spreadsheet takes for the beginning of a formula.
+def frame_of(records: Iterable[Record]) -> Any:
+    """Make a pandas DataFrame of numbers."""
+    if importlib.util.find_spec("pandas") is None:
+        raise ConfigError(
+            "frame() needs pandas: `pip install pandas`; without it `records` has the same numbers"
+        )
+    columns = [column.name for column in fields(Record)]
+    return importlib.import_module("pandas").DataFrame(map(asdict, records), columns=columns)
 
 
 @dataclass(frozen=True)
