@@ -40,16 +40,19 @@ if TYPE_CHECKING:
         everything as everything,
         local as local,
         nothing as nothing,
+        only as only,
         proximal as proximal,
     )
     from fedbn.core.plan import Plan as Plan, Training as Training
     from fedbn.core.rounds import RunState as RunState
+    from fedbn.core.rule import Memory as Memory, Rule as Rule
     from fedbn.core.state import (
         Entry as Entry,
         Kind as Kind,
         entries as entries,
         join as join,
         kinds as kinds,
+        register_batchnorm as register_batchnorm,
         split as split,
     )
     from fedbn.errors import FedbnError as FedbnError

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
 
-from fedbn.core.method import BATCHNORM, all_but, everything, local, nothing
+from fedbn.core.method import BATCHNORM, all_but, everything, local, nothing, only
 from fedbn.core.state import Entry, Kind, entries
-from fedbn.errors import ConfigError
+from fedbn.errors import ConfigError, ModelError
+from fedbn.methods.paper import fedavg
 
 
 def entry(name: str, kind: Kind = Kind.WEIGHT, alias_of: str | None = None) -> Entry:
@@ -55,10 +58,49 @@ def test_an_alias_stays_local_with_its_first_name():
     assert not local("embed.*")(entry("head.weight", alias_of="embed.weight"))
 
 
-@pytest.mark.parametrize("word", ["batchnorm", "", "bn ", 3, None])
-def test_an_unknown_word_is_named(word: object):
-    with pytest.raises(ConfigError, match=r"unknown kind of entry.*Legal values: bn, bn_affine"):
+@pytest.mark.parametrize("word", ["", "module:", 3, None])
+def test_what_names_nothing_is_refused(word: object):
+    with pytest.raises(ConfigError, match=r"legal are kinds \(bn, .*paths of modules, patterns"):
         local(word)
+
+
+def test_a_path_is_a_module_or_an_entry_and_not_the_start_of_a_word():
+    keeps = local("layer4", "head.bias")
+    assert not keeps(entry("layer4.0.conv.weight"))
+    assert keeps(entry("layer40.weight"))
+    assert not keeps(entry("head.bias"))
+    assert keeps(entry("head.weight"))
+
+
+def test_a_word_is_a_kind_first_and_the_module_of_that_name_is_pointed_out():
+    model = nn.Sequential(OrderedDict(norm=nn.Linear(2, 2), last=nn.LayerNorm(2)))
+    found = entries(model)
+    assert [e.name for e in found if not local("norm")(e)] == ["last.weight", "last.bias"]
+    assert [e.name for e in found if not local("module:norm")(e)] == ["norm.weight", "norm.bias"]
+    (said,) = (fedavg() | local("norm")).remarks(found)
+    assert "local(norm) means a kind of entry; the model also has a module norm" in said
+    assert "local('module:norm') or local('norm.*')" in said
+    assert (fedavg() | local("module:norm")).remarks(found) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("haed", "head"), ("haed.*", "head"), ("body.fst", "body.fc1")]
+)
+def test_a_path_that_matches_nothing_is_an_error_with_the_nearest_module(word: str, near: str):
+    found = [entry("body.fc1.weight"), entry("head.weight")]
+    with pytest.raises(ModelError) as caught:
+        (fedavg() | local(word)).check(found)
+    assert str(caught.value).startswith(f"local({word!r}): the model has no module or entry")
+    assert f"did you mean {near!r}? its modules: body, head; kinds: bn, " in str(caught.value)
+
+
+def test_only_what_is_named_is_shared():
+    head = only("head")
+    assert head(entry("head.weight"))
+    assert not head(entry("body.weight"))
+    assert not (head | local("head.bias"))(entry("head.bias"))
+    with pytest.raises(ConfigError, match="each say what alone is shared"):
+        head | only("body")
 
 
 def test_groupnorm_stays_local_only_when_asked():

@@ -16,7 +16,8 @@ from fedbn.core.plan import Training
 from fedbn.core.rounds import ClientWork, batches, local_train, make_optimizer
 from fedbn.core.scoring import evaluate
 from fedbn.core.task import CLASSIFICATION, measure
-from tiny import bn_net, plain_net, vectors
+from fedbn.methods.paper import fedavg
+from tiny import bn_net, done, federation, plain_net, plan, same, vectors
 
 
 def draws(seed: int = 0) -> torch.Generator:
@@ -106,7 +107,7 @@ def test_training_is_the_plain_loop():
     twin.load_state_dict(model.state_dict())
     data = vectors(7, 1.0, 0)
     training = Training(batch_size=3, lr=0.1)
-    loss = local_train(ClientWork(model, data, training, 2, draws(5)))
+    found = local_train(ClientWork(model, data, training, 2, draws(5)))
 
     sgd = torch.optim.SGD(twin.parameters(), lr=0.1)
     seen = []
@@ -119,7 +120,8 @@ def test_training_is_the_plain_loop():
         seen.append(float(batch_loss.detach()))
     assert all(torch.equal(a, twin.state_dict()[k]) for k, a in model.state_dict().items())
     # the mean loss is that of samples, not of batches: 3 and 4 of them
-    assert loss == pytest.approx((3 * seen[0] + 4 * seen[1]) / 7, rel=1e-12)
+    assert found.loss == pytest.approx((3 * seen[0] + 4 * seen[1]) / 7, rel=1e-12)
+    assert (found.steps, found.lr) == (2, 0.1)
 
 
 class GraphOnly:
@@ -132,19 +134,9 @@ class GraphOnly:
 
 
 def test_a_penalty_without_a_gradient_of_its_own_trains_the_same():
-    models = []
-    for penalty in (Proximal(0.5), GraphOnly()):
-        torch.manual_seed(0)
-        model = plain_net().double()
-        shared = list(model.parameters())
-        anchor = [p.detach().clone() for p in shared]
-        data = Split(vectors(8, 1.0, 0).x.double(), vectors(8, 1.0, 0).y)
-        local_train(
-            ClientWork(model, data, Training(lr=0.5), 4, draws(), [penalty], shared, anchor)
-        )
-        models.append(model)
-    for a, b in zip(*(m.parameters() for m in models), strict=True):
-        torch.testing.assert_close(a, b)
+    one, other = (done(plan(fedavg() | p, federation(8, 6))) for p in (Proximal(0.5), GraphOnly()))
+    assert not same(one.shared, done(plan(fedavg(), federation(8, 6))).shared)
+    torch.testing.assert_close(one.shared.state, other.shared.state)
 
 
 def test_augmentation_is_drawn_from_the_clients_generator_and_only_in_training():

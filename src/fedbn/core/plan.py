@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedbn.core.aggregation import Mean
 from fedbn.core.federation import Client, Federation, Targets, targets_of
 from fedbn.core.method import BATCHNORM, Method, Weighting
 from fedbn.core.randomness import number, seeded
-from fedbn.core.state import Kind, entries, unwrap
+from fedbn.core.rule import ModelParts, declared, word_of
+from fedbn.core.state import Kind, entries, is_batchnorm, unwrap
 from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained
 from fedbn.errors import ConfigError, FedbnError, ModelError, reason
@@ -121,6 +123,11 @@ class Plan:
     task: Task = CLASSIFICATION
     engine: Literal["plain", "batched"] = "plain"
 
+    def __post_init__(self) -> None:
+        if self.method.share.has_role:
+            share = self.method.share.resolved(*last_module(self.initial_model, self.federation))
+            object.__setattr__(self, "method", replace(self.method, share=share))
+
     @cached_property
     def initial_model(self) -> nn.Module:
         """The model before the first round: the same for every method of one seed."""
@@ -140,9 +147,12 @@ class Plan:
         """Training samples of the largest client."""
         return max(len(client.train) for client in self.federation.clients)
 
-    def steps(self, client: Client) -> int:
-        """Batches that a client trains a round."""
-        return self.training.steps(len(client.train), self.largest)
+    def steps(self, client: Client, epochs: int | None = None) -> int:
+        """Batches that a client trains a round, or in so many passes over its data."""
+        training = self.training
+        if epochs is not None:
+            training = replace(training, local_epochs=epochs, local_steps=None)
+        return training.steps(len(client.train), self.largest)
 
     def loss(self, client: Client) -> Loss:
         """The loss that a client trains by and is scored with."""
@@ -186,6 +196,8 @@ class Plan:
         model = self.initial_model
         found = entries(model)
         self.method.check(found, allow_no_batchnorm)
+        if why := rule_conflict(self.method, self.method.parts(found), self.training):
+            raise ConfigError(f"{self.method.name}: {why}")
         if not any(entry.trainable for entry in found):
             raise ModelError("the model has no trainable parameter")
         copied(model)
@@ -206,6 +218,66 @@ class Plan:
             outputs = forward(model, x.cpu())
         for metric in self.task.metrics:
             measure(metric, self.task.keep(outputs), y)
+
+
+def rule_conflict(method: Method, parts: ModelParts, training: Training) -> str | None:
+    """Say why a method's rules cannot be followed together, or with this training."""
+    rules, memories = method.rules, declared(method.rules, parts)
+    owners = {name.partition(".")[0] for name in memories}
+    needs = {need: rule.label for rule in rules for need in rule.needs}
+    moving = next((rule.label for rule in rules if rule.moves), None)
+    several = next((rule for rule in rules if rule.several), None)
+    options = {"momentum", "nesterov", "maximize"} & {
+        k for k, v in training.optimizer_args.items() if v
+    }
+    plain = training.optimizer == "SGD" and not options
+    if method.pooled and rules and memories:
+        return "all data is one client's, so there is nobody to remember anything for"
+    if any(m.place == "shared" for m in memories.values()) and method.aggregator != Mean():
+        return (
+            f"{method.aggregator.label} is a choice among updates of the model, and what "
+            f"{', '.join(sorted(owners))} shares is a sum over clients: only the mean keeps it one"
+        )
+    if moving and method.server:
+        return f"{moving} moves the model at the server itself, so {method.server.label} cannot"
+    if "plain SGD" in needs and not plain:
+        used = ", ".join([training.optimizer, *sorted(options)])
+        return f"{needs['plain SGD']} is defined for steps of plain SGD, not for {used}"
+    if "uniform weights" in needs and training.weighting != "uniform":
+        return f"{needs['uniform weights']} is defined for clients that count the same"
+    if several and (others := owners - {word_of(several)}):
+        return (
+            f"{several.label} trains in parts or on entries of its own, and what "
+            f"{', '.join(sorted(others))} remembers is defined for one training"
+        )
+    return None
+
+
+def last_module(model: nn.Module, federation: Federation) -> tuple[str, list[str]]:
+    """Find the last module with parameters in a pass; and say where it is not the head."""
+    called: list[tuple[str, nn.Module, Any]] = []
+    hooks = [
+        module.register_forward_hook(
+            lambda module, _, given, path=path: called.append((path, module, given))
+        )
+        for path, module in model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    try:
+        with torch.no_grad():
+            outputs = forward(model.eval(), _sample(federation))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not called:
+        raise ModelError("last: the model calls no module that has parameters")
+    path, module, given = called[-1]
+    if getattr(given, "shape", None) == getattr(outputs, "shape", ()) and not is_batchnorm(module):
+        return path, []
+    return path, [
+        f"last is {path} ({type(module).__name__}), and its outputs are not the model's: if that "
+        "is not the head, name the head's module, as in local('head')"
+    ]
 
 
 def remarks(plan: Plan) -> list[str]:

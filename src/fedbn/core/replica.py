@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ from fedbn.core.bn_folding import FoldedModel
 from fedbn.core.method import Method
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.randomness import seeded
-from fedbn.core.state import entries, unwrap
+from fedbn.core.rule import ROUNDS, Remembered
+from fedbn.core.state import Kind, entries, unwrap
 from fedbn.core.user_code import NONE, Attributes, Habits
 from fedbn.errors import ModelError
 
@@ -64,15 +65,21 @@ class Replica:
         self.habits = habits
         self.model = unwrap(copy.deepcopy(model)).to(device)
         found = entries(self.model)
+        self.parts = method.parts(found)
         self.shared = StateLayout.of(method.shared(found)).zeros(device)
         self.local = StateLayout.of(method.local(found)).zeros(device)
         tensors = self.model.state_dict(keep_vars=True)
-        for pack in (self.shared, self.local):
-            for name, view in pack.state.items():
-                view.copy_(tensors[name].detach())
-                tensors[name].data = view
         state = {**self.shared.state, **self.local.state}
-        self._views = {tensors[name]: view for name, view in state.items()}
+        self.tensors = {e.name: tensors[e.name] for e in self.parts.shared + self.parts.local}
+        for name, tensor in self.tensors.items():
+            state[name].copy_(tensor.detach())
+            tensor.data = state[name]
+        self._views = {tensor: state[name] for name, tensor in self.tensors.items()}
+        memories, used = method.memories(found), method.used_memories(found)
+        self._late = [
+            (self.tensors[m.like.name], state[n]) for n, m in memories.items() if m.begins_late
+        ]
+        self._used = [(self.tensors[m.like.name], state[n]) for n, m in used.items()]
         self._holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
             (holder, dict(holder))
             for module in self.model.modules()
@@ -80,9 +87,6 @@ class Replica:
             if isinstance(holder, dict)  # a scripted module's cannot be changed
         ]
         self._attributes = Attributes(self.model, habits.keeps)
-        names = [e.name for e in self.shared.layout.entries if e.trainable]
-        self.shared_parameters: list[nn.Parameter] = [tensors[name] for name in names]
-        self._shared_names = names
         self._scoring: tuple[Pack, Pack] | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
@@ -102,6 +106,43 @@ class Replica:
         self.local.copy_(local)
         for buffers, name, value in self._passing:
             buffers[name] = copy.deepcopy(value)
+
+    def use(self, shared: Pack, local: Pack) -> None:
+        """Become the client as it is scored and used: with what a rule trained for that."""
+        self.load(shared, local)
+        if self._used and self.local.state[ROUNDS.name]:
+            for tensor, value in self._used:
+                tensor.data.copy_(value)
+
+    def forget(self) -> None:
+        """Become a client whose rules remember nothing yet."""
+        for entry in self.local.layout.entries:
+            if entry.kind is Kind.RULE:
+                self.local.state[entry.name].zero_()
+
+    def begin_round(self) -> None:
+        """Count a round; let rules' entries begin from the model's with the client's first."""
+        rounds = self.local.state.get(ROUNDS.name)
+        if rounds is not None:
+            for tensor, value in [] if rounds else self._late:
+                value.copy_(tensor.detach())
+            rounds += 1
+
+    @contextmanager
+    def trained_on(self, others: Remembered | None) -> Iterator[None]:
+        """Let other entries stand in the place of the model's for a while."""
+        others = others or Remembered("nothing", {})
+        kept = {name: self.tensors[name].detach().clone() for name in others}
+        for name in kept:
+            self.tensors[name].data.copy_(others[name])
+        try:
+            yield
+            self.collect()
+            for name in kept:
+                others[name] = self.tensors[name]
+        finally:
+            for name, value in kept.items():
+                self.tensors[name].data.copy_(value)
 
     def collect(self) -> None:
         """Take over what the model put in the place of an entry, as `self.mean = new` does."""
@@ -141,13 +182,8 @@ class Replica:
         held = self._scoring
         same = held is not None and held[0] is shared and held[1] is local
         if not same or self.habits.scoring:
-            self.load(shared, local)
+            self.use(shared, local)
             if self.folded is not None:
                 self.folded.refresh()
             self._scoring = (shared, local)
         return self.model if self.folded is None else self.folded
-
-    def anchor(self, received: Pack) -> list[Tensor]:
-        """The received values of the shared parameters, on the model's device."""
-        device = next(iter(self.shared.vectors.values())).device if self.shared.vectors else "cpu"
-        return [received.state[name].to(device) for name in self._shared_names]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,12 +17,22 @@ from torch import Tensor, nn
 
 from fedbn.core.aggregation import Weighted
 from fedbn.core.federation import AnySplit, Client
-from fedbn.core.method import DirectPenalty, Penalty
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
-from fedbn.core.state import State, entries
+from fedbn.core.rule import (
+    Asked,
+    Change,
+    ClientRound,
+    Memories,
+    Rule,
+    Term,
+    Trained,
+    word_of,
+    wrapped,
+)
+from fedbn.core.state import Entry, State, entries, is_batchnorm
 from fedbn.core.task import CLASSIFICATION, Loss
 from fedbn.core.user_code import contained
 from fedbn.errors import DataError, FedbnError, TooFewClients, reason
@@ -40,7 +51,7 @@ class RunState:
         round: Rounds done.
         shared: What the server holds.
         local: What each client holds; it never leaves the client.
-        memory: The tensors of the server's optimiser.
+        memory: What the server remembers: the tensors of its optimiser, and those of rules.
         untrained: Of clients whose BatchNorm has seen no data, because no update of theirs was ever
             accepted, the local part they are scored and used with; they train from `local`.
     """
@@ -90,15 +101,23 @@ class Report:
 
 def initial_state(plan: Plan) -> RunState:
     """Make the state before the first round; every client starts from the same local part."""
-    model = plan.initial_model
+    model, method = plan.initial_model, plan.method
     found, tensors = entries(model), model.state_dict()
-    packs = []
-    for part in (plan.method.shared(found), plan.method.local(found)):
-        layout = StateLayout.of(part)
-        packs.append(layout.pack({entry.name: tensors[entry.name] for entry in layout.entries}))
-    shared, local = packs
+    memories = method.memories(found)
+
+    def started(some: Iterable[Entry]) -> Pack:
+        pack = StateLayout.of(some).zeros()
+        for name, view in pack.state.items():
+            memory = memories.get(name)
+            like = memory.like.name if memory and memory.start == "entry" else name
+            if like in tensors:
+                view.copy_(tensors[like])
+        return pack
+
+    shared, local = started(method.shared(found)), started(method.local(found))
     parts = {client.name: local for client in plan.federation.clients}
-    return RunState(0, shared, parts, untrained=parts if plan.local_statistics else {})
+    memory = {n: v.clone() for n, v in started(method.remembered(found, "server")).state.items()}
+    return RunState(0, shared, parts, memory, parts if plan.local_statistics else {})
 
 
 def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Report]:
@@ -112,9 +131,12 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     chosen = participants(plan, state.round + 1)
     report = Report()
     accepted = _accepted(plan, chosen, train(chosen, state), report, state.shared)
-    shared, memory = plan.method.aggregate(accepted, state.shared, state.memory)
+    shared, memory = plan.method.aggregate(
+        accepted, state.shared, state.memory, len(plan.federation.clients)
+    )
     _check_enough(plan, state.round + 1, len(chosen), report)
-    if name := shared.unusable():
+    spoilt = (name for name, value in memory.items() if not bool(torch.isfinite(value).all()))
+    if name := shared.unusable() or next(spoilt, None):
         raise FedbnError(
             f"round {state.round + 1}: combining the updates overflowed in {name}; "
             "nothing was taken over. A smaller training.lr or a robust aggregator may help"
@@ -134,7 +156,7 @@ def participants(plan: Plan, round: int) -> tuple[Client, ...]:
 
 
 def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) -> Outcome:
-    """Train one client for one round: join, train, split.
+    """Train one client for one round: join, train as the method's rules say, split.
 
     An error in the client's training, or an update that is not finite, becomes a refusal: it
     concerns this client and not the others.
@@ -143,43 +165,73 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         DataError: A sample that was read meanwhile cannot be trained on.
     """
     round = state.round + 1
-    work = ClientWork(
-        replica.model,
-        client.train,
-        plan.training,
-        plan.steps(client),
-        generator(plan.seed, "order", round, client.name),
-        plan.method.penalties,
-        replica.shared_parameters,
-        replica.anchor(state.shared) if plan.method.penalties else (),
-        plan.loss(client),
-        replica.layout,
-    )
+
+    def train(asked: Asked) -> Trained:
+        only = frozenset(asked.on) if asked.on else asked.only
+        work = ClientWork(
+            replica.model,
+            client.train,
+            plan.training,
+            plan.steps(client, asked.epochs) if asked.steps is None else asked.steps,
+            generator(plan.seed, f"order {asked.draws}".strip(), round, client.name),
+            asked.terms,
+            asked.changes,
+            None if only is None else {id(replica.tensors[name]) for name in only},
+            plan.loss(client),
+            replica.layout,
+        )
+        with replica.trained_on(asked.on):
+            return local_train(work)
+
     replica.load(state.shared, state.local[client.name])
     try:
         with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
-            loss = local_train(work)
-            replica.collect()
+            trained = wrapped(_clients_of_rules(plan, replica, client, state), train)
     except DataError:
         raise  # bad data stops a run, whoever's it is
     except Exception as error:
         return failure(client, "", error)
-    return examined(Update(client.name, replica.shared.clone(), replica.local.clone(), loss))
+    update = Update(client.name, replica.shared.clone(), replica.local.clone(), trained.loss)
+    return examined(update)
+
+
+def _clients_of_rules(
+    plan: Plan, replica: Replica, client: Client, state: RunState
+) -> list[tuple[Rule, ClientRound]]:
+    """The client as each rule sees it; a rule's own entries begin with the client's first round."""
+    replica.begin_round()
+    packs = (replica.shared.state, replica.local.state)
+    return [
+        (
+            rule,
+            ClientRound(
+                client.name,
+                state.round + 1,
+                plan.training.rounds,
+                replica.model,
+                replica.parts,
+                replica.tensors,
+                state.shared.state,
+                Memories(word_of(rule), *packs),
+            ),
+        )
+        for rule in plan.method.rules
+    ]
 
 
 @dataclass(frozen=True)
 class ClientWork:
-    """One client's local training in a round.
+    """One local training of a client.
 
     Attributes:
         model: The client's joined model; trained in place.
         data: What it trains on.
-        training: Optimiser and batch size; the optimiser starts anew each round.
+        training: Optimiser and batch size; the optimiser starts anew each time.
         steps: How many batches.
         draws: Decides the order of samples, and their augmentation.
-        penalties: Terms added to the loss, over `shared` and `anchor`.
-        shared: The shared trainable parameters of the model.
-        anchor: Their values as received.
+        terms: Added to the loss.
+        changes: Called in turn between the backward pass and the step.
+        only: The `id` of the parameters and buffers that are changed at all; None for all.
         loss: What is minimised, of outputs and targets.
         layout: Lays a batch out in memory as the model takes it.
     """
@@ -189,39 +241,61 @@ class ClientWork:
     training: Training
     steps: int
     draws: torch.Generator
-    penalties: Sequence[Penalty] = ()
-    shared: Sequence[nn.Parameter] = ()
-    anchor: Sequence[Tensor] = ()
+    terms: Sequence[Term] = ()
+    changes: Sequence[Change] = ()
+    only: Set[int] | None = None
     loss: Loss = CLASSIFICATION.loss
     layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
 
 
-def local_train(work: ClientWork) -> float:
-    """Train a client's model for one round, in place; returns the mean loss seen on the way."""
+def local_train(work: ClientWork) -> Trained:
+    """Train a client's model, in place; gives the mean loss seen on the way."""
     model, data, training = work.model, work.data, work.training
-    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], training)
-    direct = [p for p in work.penalties if isinstance(p, DirectPenalty)]
-    by_graph = [p for p in work.penalties if not isinstance(p, DirectPenalty)]
-    total, seen = torch.zeros((), dtype=torch.float64, device=data.device), 0
-    model.train()
     sizes = training.sizes(len(data))
     order = batches(len(data), sizes, work.steps, work.draws)
-    for x, y in data.stream(order, work.draws.initial_seed(), len(sizes)):
-        if data.augment is not None:
-            x = data.augment(x, work.draws)
+    total, seen = torch.zeros((), dtype=torch.float64, device=data.device), 0
+    with trained_alone(model, work.only) as parameters:
+        optimizer = make_optimizer(parameters, training)
+        for x, y in data.stream(order, work.draws.initial_seed(), len(sizes)):
+            if data.augment is not None:
+                x = data.augment(x, work.draws)
+            optimizer.zero_grad(set_to_none=True)
+            outputs = model(work.layout(x))
+            loss = whole = work.loss(outputs, y)
+            for term in work.terms:
+                whole = whole + term(model, (x, y), outputs)
+            whole.backward()
+            for change in work.changes:
+                change()
+            optimizer.step()
+            total += loss.detach() * len(y)
+            seen += len(y)
         optimizer.zero_grad(set_to_none=True)
-        loss = work.loss(model(work.layout(x)), y)
-        whole = loss
-        for penalty in by_graph:
-            whole = whole + penalty.value(work.shared, work.anchor)
-        whole.backward()
-        for penalty in direct:
-            penalty.add_gradient(work.shared, work.anchor)
-        optimizer.step()
-        total += loss.detach() * len(y)
-        seen += len(y)
-    optimizer.zero_grad(set_to_none=True)
-    return float(total) / seen
+    return Trained(float(total) / seen, work.steps, training.lr)
+
+
+@contextmanager
+def trained_alone(model: nn.Module, only: Set[int] | None = None) -> Iterator[Sequence[Tensor]]:
+    """Put a model into training mode, and give the parameters that are stepped.
+
+    Others get no gradient, and BatchNorm whose statistics must not change is evaluated.
+    """
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if only is None:
+        yield parameters
+        return
+    for module in model.modules():
+        if is_batchnorm(module) and not any(id(b) in only for b in module.buffers()):
+            module.eval()
+    still = [p for p in parameters if id(p) not in only]
+    try:
+        for parameter in still:
+            parameter.requires_grad_(False)
+        yield [p for p in parameters if id(p) in only]
+    finally:
+        for parameter in still:
+            parameter.requires_grad_(True)
 
 
 def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:

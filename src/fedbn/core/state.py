@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -33,12 +33,14 @@ class Kind(StrEnum):
     INSTANCE_STATISTIC = "instance_statistic"
     NORM_AFFINE = "norm_affine"
     OTHER = "other"
+    RULE = "rule"
 
 
+_batchnorm: list[type[nn.Module]] = [_BatchNorm]
 # The first family that an owner, or anything the owner sits in, is an instance of decides:
 # (types, kind of its parameters, kind of its buffers).
-_FAMILIES: tuple[tuple[tuple[type[nn.Module], ...], Kind, Kind], ...] = (
-    ((_BatchNorm,), Kind.BN_AFFINE, Kind.BN_STATISTIC),
+_FAMILIES: tuple[tuple[Sequence[type[nn.Module]], Kind, Kind], ...] = (
+    (_batchnorm, Kind.BN_AFFINE, Kind.BN_STATISTIC),
     ((_InstanceNorm,), Kind.INSTANCE_AFFINE, Kind.INSTANCE_STATISTIC),
     ((nn.GroupNorm, nn.LayerNorm, nn.RMSNorm), Kind.NORM_AFFINE, Kind.OTHER),
 )
@@ -69,6 +71,32 @@ class Entry:
     def bytes(self) -> int:
         """Bytes stored or sent for this entry; an alias costs nothing."""
         return 0 if self.alias_of else math.prod(self.shape) * self.dtype.itemsize
+
+
+def register_batchnorm(layer: type[nn.Module]) -> type[nn.Module]:
+    """Say that a class of one's own is BatchNorm; for this process, as a decorator or called.
+
+    Its parameters and buffers are then what FedBN keeps at the client. Buffers `running_mean` and
+    `running_var` can be measured for a new site too, if it normalises with them when evaluated.
+
+    Examples:
+        >>> class MyBN(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("running_mean", torch.zeros(2))
+        >>> register_batchnorm(MyBN) is MyBN, kinds(MyBN())["running_mean"].value
+        (True, 'bn_statistic')
+    """
+    if not (isinstance(layer, type) and issubclass(layer, nn.Module)):
+        raise ModelError(f"register_batchnorm: {layer!r} is not a class of modules")
+    if layer not in _batchnorm:
+        _batchnorm.append(layer)
+    return layer
+
+
+def is_batchnorm(module: nn.Module) -> bool:
+    """Tell whether a module is BatchNorm: torch's, or registered as such."""
+    return isinstance(module, tuple(_batchnorm))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -157,7 +185,7 @@ def _kind(name: str, value: Tensor, modules: Mapping[str, nn.Module]) -> Kind:
     owners = [modules[path] for path in _paths_above(name) if path in modules]
     parameter = isinstance(value, nn.Parameter)
     for types, affine, statistic in _FAMILIES:
-        if any(isinstance(owner, types) for owner in owners):
+        if any(isinstance(owner, tuple(types)) for owner in owners):
             return affine if parameter else statistic
     return Kind.WEIGHT if parameter else Kind.OTHER
 

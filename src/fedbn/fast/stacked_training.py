@@ -76,8 +76,8 @@ def unbatchable(plan: Plan) -> str | None:
         return f"training.device is {plan.training.device}"
     if plan.task.loss is not CLASSIFICATION.loss or plan.task.loss_for is not None:
         return "the loss is not the classification loss"
-    if not all(isinstance(penalty, Proximal) for penalty in plan.method.penalties):
-        return "a penalty other than the proximal term"
+    if others := [r.label for r in plan.method.rules if not isinstance(r, Proximal)]:
+        return f"{', '.join(others)}: a rule other than the proximal term"
     if any(client.train.augment for client in plan.federation.clients):
         return "the data is augmented"
     optimizer, options = plan.training.optimizer, plan.training.optimizer_args

@@ -25,7 +25,7 @@ from fedbn.core.aggregation import (
     server_yogi,
     trimmed_mean,
 )
-from fedbn.core.method import Method, local, proximal
+from fedbn.core.method import Method, local, only, proximal
 from fedbn.errors import ConfigError, unknown
 
 __all__ = ["parse_method"]
@@ -40,6 +40,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "median": median,
     "momentum": server_momentum,
     "multikrum": multi_krum,
+    "only": only,
     "prox": proximal,
     "trimmed": trimmed_mean,
     "yogi": server_yogi,
@@ -92,9 +93,10 @@ def parse_method(
 def _part(name: str, held: registry.Held | None) -> Callable[..., Any]:
     if ":" in name:
         return registry.find(fedbn.methods, name, "part of a method", held)
-    if name not in PARTS:
-        raise ConfigError(unknown("part of a method", name, PARTS))
-    return PARTS[name]
+    known = registry.names(fedbn.methods)
+    if name not in (*PARTS, *known):
+        raise ConfigError(unknown("part of a method", name, [*PARTS, *known]))
+    return PARTS.get(name) or registry.find(fedbn.methods, name, "part of a method", held)
 
 
 def _built(

@@ -224,7 +224,7 @@ def _finetune(bench: Bench, data: Split, epochs: int) -> None:
     with seeded(number(plan.seed, "finetune")):
         draws = generator(plan.seed, "finetune order")
         lost = plan.loss(Client("new", "new", data, {}))
-        loss = local_train(ClientWork(model, data, training, steps, draws, loss=lost))
+        loss = local_train(ClientWork(model, data, training, steps, draws, loss=lost)).loss
         bench.replica.collect()
     if not loss < float("inf") or bench.replica.local.unusable() or bench.replica.shared.unusable():
         raise ModelError(

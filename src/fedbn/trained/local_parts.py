@@ -260,10 +260,11 @@ class Bench:
         packs = list(self.state.local.values())
         mean = Mean().combine((Weighted(pack, 1.0) for pack in packs), packs[0])
         self.replica.load(self.state.shared, mean)
+        self.replica.forget()
 
     def become(self, client: str) -> None:
         """Take a client's local part."""
-        self.replica.load(self.state.shared, self.state.scored_with(client))
+        self.replica.use(self.state.shared, self.state.scored_with(client))
 
     def measure(self, x: Tensor | AnySplit) -> list[tuple[Tensor, Tensor]]:
         """Give BatchNorm the exact statistics of some data."""

@@ -154,7 +154,7 @@ class Trained:
             raise ConfigError(unknown("client", client, self.clients))
         replica = Replica(self.plan.initial_model, self.plan.method)
         if client in self.state.local:
-            replica.load(self.state.shared, self.state.scored_with(client))
+            replica.use(self.state.shared, self.state.scored_with(client))
         else:
             own = self.adapted[client].read(self.state, replica)
             replica.load(self.state.shared, replica.local)

@@ -1,0 +1,363 @@
+"""What a client does in a round beside descending its loss, and what is remembered for it.
+
+A rule wraps a client's round as middleware wraps a request. `declare` names further entries,
+`round` is what the client does, `server` what the server does after the updates are combined. What
+a rule declares travels, is saved and is checked like an entry of the model, because packs and
+layouts are all that the rest of the library knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from fedbn.core.state import Entry, Kind, State
+from fedbn.errors import ConfigError, ModelError, unknown
+
+Place = Literal["shared", "local", "server"]
+Need = Literal["plain SGD", "uniform weights"]
+Term = Callable[[nn.Module, tuple[Tensor, Tensor], Tensor], Tensor]
+"""A term of the loss, of the model, a batch and the model's outputs for it."""
+Change = Callable[[], None]
+"""A change of the gradients (`.grad`) between the backward pass and the step."""
+
+# Counts the rounds of a client, where a rule has local entries that begin with its first one.
+ROUNDS = Entry("rule.rounds", Kind.RULE, (), torch.int64, trainable=False)
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A model's entries, as a method divides them; a tensor of several names appears once."""
+
+    shared: tuple[Entry, ...]
+    local: tuple[Entry, ...]
+
+    @property
+    def trained(self) -> tuple[Entry, ...]:
+        """What is both shared and trained."""
+        return tuple(entry for entry in self.shared if entry.trainable)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An entry that a rule declares.
+
+    Attributes:
+        name: What the rule calls it; one word for as many entries of the model as needed.
+        like: The entry of the model whose shape and type it has.
+        place: `shared` travels and is averaged, `local` stays with the client, `server` with the
+            server.
+        start: Zeros, or that entry: at the start of the run, and if local at the start of the
+            client's first round.
+    """
+
+    name: str
+    like: Entry
+    place: Place
+    start: Literal["zero", "entry"] = "zero"
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether it begins with the client's first round."""
+        return self.place == "local" and self.start == "entry"
+
+
+class Remembered:
+    """What a rule declared under one name: tensors by the entry of the model they are like."""
+
+    def __init__(self, name: str, views: Mapping[str, Tensor]):
+        self._name = name
+        self._views = views
+
+    def __getitem__(self, entry: str) -> Tensor:
+        if entry not in self._views:
+            raise ModelError(unknown(f"entry of {self._name}", entry, self._views))
+        return self._views[entry]
+
+    def __setitem__(self, entry: str, value: Tensor) -> None:
+        view = self[entry]
+        if value.shape != view.shape:
+            shapes = f"{tuple(value.shape)} for {tuple(view.shape)}"
+            raise ModelError(f"{self._name} of {entry}: a value of shape {shapes}")
+        view.copy_(value.detach())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+class Memories:
+    """All that a rule declared, by the names that it gave; its tensors are changed in place.
+
+    Args:
+        rule: The rule's word.
+        states: Where its entries lie, among others.
+    """
+
+    def __init__(self, rule: str, *states: Mapping[str, Tensor]):
+        self._rule = rule
+        found: dict[str, dict[str, Tensor]] = {}
+        for state in states:
+            for full, view in state.items():
+                if full.startswith(f"{rule}.") and "/" in full:
+                    name, _, entry = full.removeprefix(f"{rule}.").partition("/")
+                    found.setdefault(name, {})[entry] = view
+        self._names = {name: Remembered(f"{rule}.{name}", views) for name, views in found.items()}
+
+    def __getitem__(self, name: str) -> Remembered:
+        if name not in self._names:
+            raise ModelError(unknown(f"memory of {self._rule}", name, self._names))
+        return self._names[name]
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self[name]
+        raise ModelError(f"{self._rule}.{name} has an entry for each it is like: assign those")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a local training gave: the mean loss on the way, its steps and their learning rate."""
+
+    loss: float
+    steps: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A client in a round, as its rules see it.
+
+    Attributes:
+        name: The client's.
+        round: Which round, from 1.
+        rounds: How many there are.
+        model: The client's model: what was received, joined with its own part; changed in place.
+        parts: What of it the method shares.
+        tensors: The model's parameters and buffers by name.
+        sent: The shared part as the server sent it; to be read only.
+        memory: What the rule declared, shared and local.
+    """
+
+    name: str
+    round: int
+    rounds: int
+    model: nn.Module
+    parts: ModelParts
+    tensors: Mapping[str, Tensor]
+    sent: Mapping[str, Tensor]
+    memory: Memories
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The model's parameters that are shared."""
+        return [self.tensors[entry.name] for entry in self.parts.trained]
+
+    @property
+    def anchor(self) -> list[Tensor]:
+        """Their values as received; to be read only."""
+        return [self.sent[e.name].to(self.tensors[e.name].device) for e in self.parts.trained]
+
+    @cached_property
+    def received(self) -> State:
+        """A copy of what was received: the model's shared entries."""
+        return {e.name: self.tensors[e.name].detach().clone() for e in self.parts.shared}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What rules ask of one local training, together; see `LocalTraining`."""
+
+    terms: tuple[Term, ...] = ()
+    changes: tuple[Change, ...] = ()
+    only: frozenset[str] | None = None
+    on: Remembered | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    draws: str = ""
+
+    def within(self, outer: Asked) -> Asked:
+        """Add what a rule around this one asks: terms add, changes chain, entries intersect.
+
+        What concerns the model's entries is not for a training on others.
+        """
+        if outer.on is not None or self.on is not None:
+            kept = outer if self.on is None else self
+            return replace(kept, draws=outer.draws + self.draws)
+        sets = [names for names in (outer.only, self.only) if names is not None]
+        return Asked(
+            outer.terms + self.terms,
+            outer.changes + self.changes,
+            frozenset.intersection(*sets) if sets else None,
+            None,
+            outer.epochs if self.epochs is None else self.epochs,
+            outer.steps if self.steps is None else self.steps,
+            outer.draws + self.draws,
+        )
+
+
+NOTHING = Asked()
+
+
+class LocalTraining:
+    """The usual local training of a client; a rule calls it once, or several times.
+
+    Args:
+        run: Trains.
+        outer: What the rules around this one ask.
+    """
+
+    def __init__(self, run: Callable[[Asked], Trained], outer: Asked):
+        self._run = run
+        self._outer = outer
+
+    def __call__(
+        self,
+        *,
+        term: Term | None = None,
+        change: Change | None = None,
+        only: Iterable[str] | None = None,
+        on: Remembered | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        draws: str = "",
+    ) -> Trained:
+        """Train.
+
+        Args:
+            term: Added to the loss.
+            change: Called between the backward pass and the step.
+            only: The entries that are stepped at all; BatchNorm whose statistics are not among
+                them is in evaluation mode.
+            on: Entries that are trained in place of the model's; what other rules add is left out.
+            epochs: Passes over the data, in place of what the plan says.
+            steps: Batches, in place of both.
+            draws: Names the generator that orders a further pass.
+        """
+        asked = Asked(
+            () if term is None else (term,),
+            () if change is None else (change,),
+            None if only is None else frozenset(only),
+            on,
+            epochs,
+            steps,
+            draws,
+        )
+        return self._run(asked.within(self._outer))
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """The server in a round, as a rule sees it, after the updates are combined.
+
+    Attributes:
+        before: The model's shared entries before the round; to be read only.
+        combined: The same, combined of the updates; changed in place.
+        earlier: What the rule declared as shared, before the round; to be read only.
+        memory: What it declared as shared, combined, and as the server's; changed in place.
+        accepted: How many updates there were.
+        clients: How many clients there are.
+    """
+
+    before: Mapping[str, Tensor]
+    combined: Mapping[str, Tensor]
+    earlier: Memories
+    memory: Memories
+    accepted: int
+    clients: int
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """What a client and the server do beside training and combining; a subclass says what differs.
+
+    Attributes:
+        needs: What the formula assumes of training; anything else is refused.
+        used: The local memory that a client is scored and used with, in place of the joined model.
+        moves: Whether `server` changes the model's own entries.
+        several: Whether `round` trains more than once, in parts, or on other entries.
+    """
+
+    needs: frozenset[Need] = frozenset()
+    used: str = ""
+    moves: bool = False
+    several: bool = False
+
+    @property
+    def label(self) -> str:
+        """The rule as one writes it on the command line."""
+
+    def declare(self, model: ModelParts) -> Iterable[Memory]:
+        """Name further entries."""
+        return ()
+
+    def round(self, client: ClientRound, train: LocalTraining) -> Trained:
+        """Do the client's round; gives what `train` gave."""
+        return train()
+
+    def server(self, server: ServerRound) -> None:
+        """Do what is left to do after the updates are combined."""
+        return
+
+
+def word_of(rule: Rule) -> str:
+    """What a rule's entries begin with: its label without arguments."""
+    return rule.label.partition("(")[0].rpartition(":")[2].replace(".", "_").replace("/", "_")
+
+
+def declared(rules: Sequence[Rule], parts: ModelParts) -> dict[str, Memory]:
+    """What rules declare for a model, by the full names of the entries.
+
+    Raises:
+        ConfigError: A rule declares an entry twice, like none of the model's, or would share
+            what the method keeps at the client.
+    """
+    found: dict[str, Memory] = {}
+    shared, local = ({e.name for e in some} for some in (parts.shared, parts.local))
+    for rule in rules:
+        for memory in rule.declare(parts):
+            name, like = f"{word_of(rule)}.{memory.name}/{memory.like.name}", memory.like.name
+            if not memory.name.isidentifier():
+                raise ConfigError(f"{rule.label} declares {memory.name!r}: legal is one word")
+            if name in found:
+                raise ConfigError(f"{rule.label} declares {memory.name} of {like} twice")
+            if like not in shared | local:
+                raise ConfigError(f"{rule.label}: {unknown('entry', like, shared | local)}")
+            if memory.place != "local" and like not in shared:
+                raise ConfigError(
+                    f"{rule.label} would give {memory.name} of {like} away, but {like} stays with "
+                    "the client; declare it as local, or for shared entries only"
+                )
+            found[name] = memory
+    return found
+
+
+def entries_of(memories: Mapping[str, Memory], place: Place) -> tuple[Entry, ...]:
+    """The entries of one place; with local ones that begin late, a count of rounds."""
+    chosen = {name: memory for name, memory in memories.items() if memory.place == place}
+    counted = any(memory.begins_late for memory in chosen.values())
+    return (
+        *((ROUNDS,) if counted else ()),
+        *(replace(m.like, name=n, kind=Kind.RULE, trainable=False) for n, m in chosen.items()),
+    )
+
+
+def wrapped(
+    rules: Sequence[tuple[Rule, ClientRound]],
+    train: Callable[[Asked], Trained],
+    outer: Asked = NOTHING,
+) -> Trained:
+    """Do a client's round: the first rule wraps the second, and so on, the last one training."""
+    if not rules:
+        return train(outer)
+    (rule, client), *rest = rules
+    found = rule.round(client, LocalTraining(lambda asked: wrapped(rest, train, asked), outer))
+    if not isinstance(found, Trained):
+        raise ModelError(f"{rule.label} gives a {type(found).__name__}, not what `train` gave")
+    return found
