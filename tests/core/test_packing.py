@@ -58,7 +58,7 @@ def test_entries_begin_on_64_byte_borders_and_do_not_overlap(
     for entry in layout.entries:
         packed.state[entry.name].fill_(1)
     numbers = sum(torch.Size(entry.shape).numel() for entry in layout.entries)
-    assert sum(int(vector.sum()) for vector in packed.vectors.values()) == numbers
+    assert sum(int(vector.double().sum()) for vector in packed.vectors.values()) == numbers
 
 
 def test_one_vector_a_dtype_and_trainability():
