@@ -32,6 +32,7 @@ _COMMANDS = {
     "fedbn": {
         "run": "run",
         "resume": "training",
+        "merge": "training",
         "reproduce": "reproduce",
         "predict": "predict",
         "adapt": "adapt",

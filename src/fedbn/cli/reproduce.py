@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,9 @@ from fedbn.cli.progress import Stopper
 from fedbn.cli.training import train
 from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unforeseen
 from fedbn.experiments.configuration import SCALES, checked
+from fedbn.experiments.merging import Merged
 from fedbn.paper import output
-from fedbn.paper.configurations import Asked, asked, is_there, shown_run
+from fedbn.paper.configurations import Asked, asked, is_there, shown_runs
 from fedbn.paper.items import ALL, Entry, Outcome, Request, Scale, entries, find
 from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
@@ -40,6 +41,7 @@ _EXAMPLES = console.examples(
     "fedbn reproduce abide --scale paper --workers 2        interrupted? the same command goes on",
     "fedbn reproduce office --from runs/my-run              "
     "shows a run of your own, trains nothing",
+    "fedbn reproduce digits-methods --from runs/seed-0 runs/seed-1",
     "fedbn reproduce all --scale quick --out reproduction/",
 )
 
@@ -51,13 +53,13 @@ class Flags:
     scale: str
     seeds: list[int]
     settings: list[str]
-    source: Path | None
+    runs: list[Path]
     out: Path | None
     workers: int
 
     def folder(self, entry: Entry, several: bool) -> Path:
         """Where an item goes."""
-        end = "from-run" if self.source else self.scale
+        end = "from-run" if self.runs else self.scale
         name = f"{entry.name}-{end}"
         if self.out is None:
             return Path("runs") / "reproduce" / name
@@ -69,6 +71,9 @@ def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="An item of --list, FILE.toml with [reproduce], or all.")
     ] = None,
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Further runs, after --from.")
+    ] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Name all items: place, needs, cost.")
     ] = False,
@@ -78,7 +83,8 @@ def reproduce(
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be repeated.")] = None,
     set_: console.Settings = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="Show this run; train nothing.")
+        list[Path] | None,
+        typer.Option("--from", metavar="RUN", help="Show this run, or several; train nothing."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for what comes out; with all, the one above.")
@@ -91,8 +97,11 @@ def reproduce(
         _print_list()
     elif name is None:
         raise ConfigError("reproduce: no item; `fedbn reproduce --list` names them")
+    elif more and not from_:
+        raise ConfigError(f"reproduce {name}: {more[0]}: one item at a time, or --from RUN")
     else:
-        _reproduce(name, Flags(scale, seed or [], set_ or [], from_, out, workers or 0))
+        runs = [*(from_ or ()), *(more or ())]
+        _reproduce(name, Flags(scale, seed or [], set_ or [], runs, out, workers or 0))
 
 
 def _print_list() -> None:
@@ -112,7 +121,7 @@ def _reproduce(name: str, flags: Flags) -> None:
     if flags.scale not in SCALES:
         raise ConfigError(f"--scale {flags.scale!r}: legal are {', '.join(SCALES)}")
     chosen, several = find(name), name == ALL
-    if several and flags.source:
+    if several and flags.runs:
         raise ConfigError("--from shows one run: name one item, not all")
     told, failed = [], False
     for entry in chosen:
@@ -141,8 +150,11 @@ def _line(error: Exception) -> str:
 
 def _one(entry: Entry, flags: Flags, several: bool) -> None:
     folder = flags.folder(entry, several)
-    if flags.source:
-        wanted = shown_run(entry, flags.source, flags.seeds or flags.settings)
+    found: Merged | None = None
+    if flags.runs:
+        wanted, found = shown_runs(entry, flags.runs, flags.seeds or flags.settings)
+        for text in found.remarks:
+            say(text)
     else:
         wanted = asked(entry, flags.scale, {"seeds": flags.seeds}, flags.settings)
         if wanted.lacking:
@@ -152,13 +164,16 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
             )
     say(f"{entry.name}: {entry.title} -> {folder}")
     request = _request(entry, wanted, flags, folder)
+    if found is not None:
+        rows = found.records
+        request = replace(request, train=lambda raw, place: rows, source=flags.runs[0])
     outcome = produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]]))
     _print(outcome, folder)
 
 
 def _request(entry: Entry, wanted: Asked, flags: Flags, folder: Path) -> Request:
     scale: Scale = "quick" if flags.scale == "quick" else "paper"
-    begin = "" if flags.source or flags.scale == "paper" else "Quick scale: "
+    begin = "" if flags.runs or flags.scale == "paper" else "Quick scale: "
     return Request(
         name=entry.name,
         scale=scale,
@@ -171,14 +186,11 @@ def _request(entry: Entry, wanted: Asked, flags: Flags, folder: Path) -> Request
         changes=wanted.changes,
         comparable=wanted.comparable,
         cut=wanted.cut,
-        source=flags.source,
     )
 
 
 def _records(raw: Mapping[str, Any], place: Path, flags: Flags) -> Records:
-    """Train in a run folder, go on with it, or read the one that is shown."""
-    if flags.source:
-        return metrics.read(RunFolder(flags.source).metrics)
+    """Train in a run folder, or go on with it."""
     folder = RunFolder(place)
     config = {key: value for key, value in raw.items() if key not in ("reproduce", "quick")}
     made: list[Path] = []

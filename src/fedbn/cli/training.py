@@ -7,9 +7,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import tomli_w
+import typer
 from rich.text import Text
 
 from fedbn import registry
@@ -20,6 +22,7 @@ from fedbn.cli.progress import Lines, Progress, Stopper
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
 from fedbn.experiments.jobs import to_all
+from fedbn.experiments.merging import Growth, check_checkpoints, grown, merge as merged, told
 from fedbn.experiments.planner import Planner, resolved
 from fedbn.experiments.process_pool import own_process
 from fedbn.experiments.runner import prepare, start
@@ -33,19 +36,60 @@ from fedbn.tracking import Tracking, find_trackers
 app = console.commands()
 
 
-@app.command(epilog="Example: fedbn resume runs/run-20260101-120000")
+_EXAMPLES = console.examples(
+    "fedbn resume runs/first                               after Ctrl-C, a reboot or a crash",
+    "fedbn resume runs/first --rounds 100                  as if it had been 100 from the start",
+    "fedbn resume runs/first --add-seed 3 --add-seed 4 --add-method silobn",
+)
+
+
+@app.command(epilog=_EXAMPLES)
 def resume(
     run: console.Run,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="Grow the run to so many rounds.")
+    ] = None,
+    add_seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="A seed more; may be repeated.")
+    ] = None,
+    add_method: Annotated[
+        list[str] | None, typer.Option(help="A method more; may be repeated.")
+    ] = None,
     workers: console.Workers = None,
     log: console.Log = None,
     trust: console.Trust = None,
     json: console.ResultsAsJson = False,
 ) -> None:
-    """Continue a run after Ctrl-C, a reboot or a crash; the result is as if nothing happened."""
+    """Continue a run after Ctrl-C, a reboot or a crash, or let it grow.
+
+    The result is as if nothing had happened: a run that grew from 3 to 6 rounds has the bits of one
+    of 6.
+    """
     folder = RunFolder(run)
     experiment = held_experiment(folder)
-    if not launch(folder, experiment, as_json=json, workers=workers or 0, log=log or []):
+    check_checkpoints(folder)
+    growth = Growth(rounds, tuple(add_seed or ()), tuple(add_method or ()))
+    if growth:
+        experiment = grown(folder, growth)
+    flags: dict[str, Any] = {"workers": workers or 0, "log": log or [], "grows": bool(growth)}
+    if not launch(folder, experiment, as_json=json, **flags):
         say(f"{folder.path} was finished already; nothing to do")
+
+
+@app.command(
+    epilog="Example: fedbn merge runs/job-* --out runs/all   ·   docs/configuration.md shows SLURM"
+)
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, with checkpoints or without.")],
+    out: Annotated[Path, typer.Option(help="The new run folder; made, must be empty.")],
+    trust: console.Trust = None,
+    json: console.ResultsAsJson = False,
+) -> None:
+    """Put runs of one experiment together: jobs of many machines or nights become one run."""
+    found = merged([RunFolder(run) for run in runs], RunFolder(out))
+    for text in (*found.remarks, told(found)):
+        say(text)
+    show(RunFolder(out), json)
 
 
 def launch(
@@ -55,12 +99,13 @@ def launch(
     as_json: bool,
     workers: int = 0,
     log: Sequence[str] = (),
+    grows: bool = False,
 ) -> bool:
     """Run, or go on running, and show what came out; False where all was done before."""
     with folder.locked():
         try:
             with Stopper() as stop:  # no longer than there are rounds to end with
-                ran = train(folder, experiment, stop, workers=workers, log=log)
+                ran = train(folder, experiment, stop, workers=workers, log=log, grows=grows)
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
         show(folder, as_json)
@@ -76,6 +121,7 @@ def train(
     *,
     workers: int,
     log: Sequence[str] = (),
+    grows: bool = False,
 ) -> bool:
     """Run, or go on running, in a folder that is held, and show how it goes."""
     trackers = find_trackers(log)
@@ -85,7 +131,8 @@ def train(
         planner, listener = Planner(), to_all(progress, tracking)
         with own_process():
             todo = prepare(experiment, planner)
-            return start(experiment, todo, planner, folder, listener, workers=workers, stop=stop)
+            flags: dict[str, Any] = {"workers": workers, "stop": stop, "grows": grows}
+            return start(experiment, todo, planner, folder, listener, **flags)
     finally:
         tracking.close()
         progress.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,6 +70,7 @@ def sketch(facts: Mapping[str, Any]) -> Federation:
 
 
 _FREE = {"workers"}  # changes no result
+_GROWING = {"seeds", "methods", "training.rounds", "training.epochs"}
 
 
 def environment_of(
@@ -116,7 +117,10 @@ def embedded_facts(todo: Sequence[Job], planner: Planner) -> dict[str, Any]:
 
 
 def same_run(
-    folder: RunFolder, environment: Mapping[str, Any], come_and_go: bool = False
+    folder: RunFolder,
+    environment: Mapping[str, Any],
+    come_and_go: bool = False,
+    grows: bool = False,
 ) -> list[str]:
     """Write down what a run begins with, or refuse one that is not the same any more.
 
@@ -124,6 +128,7 @@ def same_run(
         folder: The run's.
         environment: What it would go on with.
         come_and_go: Whether clients may; the data of those that are here must be what it was.
+        grows: Whether seeds, methods and rounds are added, which is written down then.
 
     Returns:
         What else changed.
@@ -138,29 +143,34 @@ def same_run(
             {**e, "data": {name: e["data"][name] for name in sorted(both)}}
             for e in (before, environment)
         )
-    found = differences(before, environment)
+    found = differences(before, environment, _FREE | _GROWING if grows else _FREE)
+    if grows:
+        config, seeds = environment["config"], environment["seeds"]
+        folder.commit(config, {**before, "config": config, "seeds": seeds})
     folder.request.unlink(missing_ok=True)  # a kill may have left it
     return found
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = _FREE
+) -> list[str]:
     """Refuse a run that is not the same any more; say what else changed."""
     if not isinstance(before.get("config"), Mapping):
         raise DamagedRun("environment.json is missing or damaged: the run cannot be compared")
     now = json.loads(json.dumps(now))
     defaults = Experiment().model_dump()  # a key that came with a later fedbn had its default
     if changed := [
-        key for key in _changed(before["config"], now["config"], defaults) if key not in _FREE
+        key for key in changed_keys(before["config"], now["config"], defaults) if key not in free
     ]:
         raise ConfigError(
             f"the configuration changed since the run began: {', '.join(changed)}; "
             "undo that, or start a new run"
         )
-    if data := _changed(before.get("data", {}), now["data"]):
+    if data := changed_keys(before.get("data", {}), now["data"]):
         raise DataError(f"the data changed since the run began: client {', '.join(data)}")
-    if weights := _changed(before.get("weights", {}), now["weights"]):
+    if weights := changed_keys(before.get("weights", {}), now["weights"]):
         raise ConfigError(f"model.weights changed since the run began: {', '.join(weights)}")
-    if versions := _changed(before.get("versions", {}), now["versions"]):
+    if versions := changed_keys(before.get("versions", {}), now["versions"]):
         return [f"other versions than the run began with: {', '.join(versions)}"]
     return []
 
@@ -173,19 +183,20 @@ def weights_hash(file: str) -> str:
         raise ConfigError(f"model.weights {file}: {error.strerror}") from error
 
 
-def _changed(
+def changed_keys(
     before: Mapping[str, Any],
     now: Mapping[str, Any],
     defaults: Mapping[str, Any] = MappingProxyType({}),
     above: str = "",
 ) -> list[str]:
+    """Name the keys, dotted, whose values differ; a missing key of `before` has its default."""
     found = []
     for key in sorted(before.keys() | now.keys()):
         default = defaults.get(key)
         old, new = before.get(key, default), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             below = default if isinstance(default, Mapping) else {}
-            found += _changed(old, new, below, f"{above}{key}.")
+            found += changed_keys(old, new, below, f"{above}{key}.")
         elif old != new:
             found.append(f"{above}{key}")
     return found

@@ -23,11 +23,12 @@ from fedbn.core.rounds import Record, RunState
 from fedbn.errors import DamagedRun, Interrupted
 from fedbn.experiments.environment import embedded_facts, environment_of, same_run
 from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
+from fedbn.experiments.merging import forget_ends
 from fedbn.experiments.planner import Planner, resolved, training_of
 from fedbn.experiments.process_pool import run_side_by_side
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
-from fedbn.runs.folder import RunFolder, explained, write_atomically
+from fedbn.runs.folder import RunFolder, explained, without_checkpoints, write_atomically
 
 Note = Callable[[str], None]
 
@@ -111,6 +112,8 @@ class Writer:
 
     def done(self) -> int:
         """Count the rounds that are safely on disk."""
+        if without_checkpoints(self._place):
+            return max(int(record["round"]) for record in self.records())
         return checkpoints.whole_round(self._place)
 
     def finished(self, done: int, rounds: int) -> bool:
@@ -285,6 +288,7 @@ def start(
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
     apart: bool = True,
+    grows: bool = False,
 ) -> bool:
     """Begin or continue a run in this process and its worker processes.
 
@@ -297,6 +301,7 @@ def start(
         workers: Cores to use; 0 for what the configuration says.
         stop: Asked after each round.
         apart: Whether jobs may run in processes of their own, which know no objects of this one.
+        grows: Whether seeds, methods or rounds are added to what the folder holds.
 
     Returns:
         False where there was nothing left to do.
@@ -305,7 +310,9 @@ def start(
     if planner.settled:
         config["engine"] = planner.settled
     facts = embedded_facts(todo, planner)
-    notes = same_run(folder, environment_of(config, todo, folder.directory(), **facts))
+    begun = environment_of(config, todo, folder.directory(), **facts)
+    notes = same_run(folder, begun, grows=grows)
+    forget_ends(folder, todo)
     for text in [*planner.warnings, *notes]:
         listener(Event("note", todo[0].key, text=text, whole=True))
     count = workers or experiment.workers or cores()

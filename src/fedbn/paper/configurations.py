@@ -17,10 +17,10 @@ from fedbn.experiments.configuration import (
     changed,
     checked,
     held_by,
-    held_experiment,
     overridden,
     scaled,
 )
+from fedbn.experiments.merging import Merged, put_together
 from fedbn.experiments.schema import Experiment
 from fedbn.paper.items import Entry
 from fedbn.runs.folder import RunFolder
@@ -205,16 +205,16 @@ def _data(raw: Mapping[str, Any]) -> str:
     return str(raw.get("data", {}).get("name", "digits_mini"))
 
 
-def shown_run(entry: Entry, run: Path, overrides: Sequence[object] = ()) -> Asked:
-    """Take a run's configuration in place of the file's; what differs is said."""
+def shown_runs(
+    entry: Entry, runs: Sequence[Path], overrides: Sequence[object] = ()
+) -> tuple[Asked, Merged]:
+    """Take the configuration of runs in place of the file's; what differs is said."""
     if overrides:
         raise ConfigError("--from shows a run as it is: --seed and --set change nothing of it")
     if entry.by != "trained":
         raise ConfigError(f"{entry.name} is not made from one run: --from does not apply")
-    folder = RunFolder(run)
-    if not folder.config.exists():
-        raise ConfigError(f"--from {run}: no run here (no config.toml)")
-    held_experiment(folder)
-    raw = {**folder.read_request(), "reproduce": dict(entry.how)}
+    found = put_together([RunFolder(run) for run in runs])
+    raw = {**found.raw, "reproduce": dict(entry.how)}
+    folder = found.parts[0].folder
     checked(raw, str(folder.config), held_by(folder))
-    return _asked(entry, raw)
+    return _asked(entry, raw), found

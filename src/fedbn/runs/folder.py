@@ -144,7 +144,7 @@ class RunFolder:
     def begin(self, request: Mapping[str, Any]) -> list[Path]:
         """Make the folder and put the request into it; returns the folders that were made."""
         with explained(self.path, ConfigError):
-            self._check_empty()
+            self.check_empty()
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
         content = {"directory": str(Path.cwd()), "request": request}
@@ -155,7 +155,8 @@ class RunFolder:
             raise
         return made
 
-    def _check_empty(self) -> None:
+    def check_empty(self) -> None:
+        """Refuse a folder that is there already and has something in it."""
         if not self.path.exists():
             return
         left_over = temporary_name(self.request)  # by a kill between two instructions
@@ -229,6 +230,15 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+
+RECORDS_ALONE = "records-alone"
+"""The file in a job's folder that says: its numbers came into a merged run without checkpoints."""
+
+
+def without_checkpoints(job: Path) -> bool:
+    """Tell whether a job is finished and has its records alone."""
+    return (job / RECORDS_ALONE).is_file()
 
 
 def folder_name(text: str) -> str:

@@ -1,0 +1,310 @@
+"""Runs that grow, and runs that are put together.
+
+A run grows by seeds, methods and rounds: what it has done stays, and what is added is what a run
+that had it from the start would have done. Jobs of many machines or nights become one run where
+they were asked for the same, on the same data. For that a folder of three files is enough:
+`config.toml`, `environment.json` and `metrics.jsonl`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from fedbn.core.rounds import Record
+from fedbn.errors import ConfigError, DataError
+from fedbn.experiments.configuration import Raw, checked, held_by, held_experiment, placed
+from fedbn.experiments.environment import changed_keys
+from fedbn.experiments.jobs import Job, Key, jobs, named_jobs
+from fedbn.experiments.schema import Experiment
+from fedbn.runs import checkpoints, metrics
+from fedbn.runs.folder import (
+    RECORDS_ALONE,
+    RunFolder,
+    explained,
+    to_json,
+    without_checkpoints,
+    write_atomically,
+)
+from fedbn.text import counted
+
+_FREE = {"methods", "seeds", "workers"}
+_PATHS = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
+_APART = {"quick", "reproduce", "checkpoint"}
+_OWN = ("training_loss", "refused")  # what a round says that is not scored
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What is added to a run."""
+
+    rounds: int | None = None
+    seeds: tuple[int, ...] = ()
+    methods: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.rounds or self.seeds or self.methods)
+
+
+def grown(folder: RunFolder, growth: Growth) -> Experiment:
+    """The configuration of a run with what is added to it; nothing is written.
+
+    Raises:
+        ConfigError: The run has it already, or depends on the number of its rounds.
+    """
+    raw, before = folder.read_request(), held_experiment(folder)
+    for name, there, added in (
+        ("seed", before.seeds, growth.seeds),
+        ("method", before.methods, growth.methods),
+    ):
+        if known := [one for one in added if one in there]:
+            raise ConfigError(f"--add-{name} {known[0]}: the run has it already")
+        raw = placed(raw, f"{name}s", [*there, *added])
+    if growth.rounds is not None:
+        _check_rounds(folder, before, growth.rounds)
+        raw = placed(raw, "training.rounds", growth.rounds)
+    return checked(raw, str(folder.config), held_by(folder))
+
+
+def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> None:
+    for job in jobs(experiment):
+        had = job.setting.experiment.training.total_rounds
+        if rounds <= had:
+            raise ConfigError(f"--rounds {rounds}: the run has {had}; legal are more than that")
+        for name in bound_to_length(job):
+            raise ConfigError(
+                f"--rounds: {name} depends on the number of rounds from the first one on: this "
+                "run cannot grow; start a new one"
+            )
+        if without_checkpoints(folder.job(*job.key)):
+            raise ConfigError(f"--rounds: {_named(job.key)} has no checkpoint to go on from")
+
+
+def bound_to_length(job: Job) -> Iterator[str]:
+    """Name what of a job is not the same in the first rounds of a longer run."""
+    for part in (*job.method.penalties, job.method.aggregator, job.method.server):
+        if getattr(part, "depends_on_rounds", False):
+            yield str(getattr(part, "label", part))
+
+
+def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:
+    """Drop scores that a job has only because a round was to be its last, before it grew."""
+    for job in todo:
+        experiment, file = job.setting.experiment, folder.job(*job.key) / "metrics.jsonl"
+        every, end = experiment.evaluation.every, experiment.training.total_rounds
+        rows = metrics.read(file) if every > 1 else []
+        kept = [
+            r for r in rows if r["metric"] in _OWN or not r["round"] % every or r["round"] == end
+        ]
+        if len(kept) < len(rows):
+            write_atomically(file, _text(kept))
+
+
+def check_checkpoints(folder: RunFolder) -> None:
+    """Refuse to train in a folder that has numbers and nothing to go on from."""
+    if not (folder.path / "checkpoints").exists() and metrics.read(folder.metrics):
+        raise ConfigError(
+            f"{folder.path}: records without checkpoints: nothing to go on from; `fedbn merge`, "
+            "`compare` and `reproduce --from` take it as it is"
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run, read: its configuration, what it was begun with and the records of its jobs."""
+
+    folder: RunFolder
+    experiment: Experiment
+    environment: Mapping[str, Any]
+    jobs: Mapping[Key, Rows]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Part:
+        """Read a run folder, with checkpoints or without."""
+        if not folder.config.is_file():
+            raise ConfigError(f"{folder.path}: no run here (no config.toml)")
+        found: dict[Key, Rows] = {}
+        for row in metrics.read(folder.metrics):
+            found.setdefault((row["method"], row["setting"], row["seed"]), []).append(row)
+        return cls(folder, held_experiment(folder), folder.read_environment(), found)
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Name the jobs that have not ended; what a merged run never had is none of them."""
+        found = []
+        for key, (_, setting) in named_jobs(self.experiment).items():
+            rounds = setting.experiment.training.total_rounds
+            done = max((row["round"] for row in self.jobs.get(key, ())), default=0)
+            if done < rounds and (done or "merged" not in self.environment):
+                found.append(f"{_named(key)}, round {done} of {rounds}")
+        return found
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Runs, put together.
+
+    Attributes:
+        parts: The runs.
+        raw: The configuration of the whole.
+        homes: In the order of the whole's jobs: the run that has a job.
+        absent: Jobs of the whole that no run has.
+        remarks: What else must be said.
+    """
+
+    parts: Sequence[Part]
+    raw: Raw
+    homes: Mapping[Key, Part]
+    absent: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def records(self) -> Rows:
+        """The records of all jobs, in the order in which one run would have written them."""
+        return [row for key, part in self.homes.items() for row in part.jobs[key]]
+
+
+def put_together(folders: Sequence[RunFolder]) -> Merged:
+    """Read runs that were asked for the same, as one.
+
+    Raises:
+        ConfigError: Their configurations differ in more than methods, seeds and swept values, or
+            two have a job with different numbers.
+        DataError: They were trained on other data.
+    """
+    first, *others = parts = [Part.read(folder) for folder in folders]
+    remarks = [text for other in others for text in _same(first, other)]
+    raw = first.folder.read_request()
+    for key in ("methods", "seeds"):
+        raw = placed(raw, key, _union(getattr(part.experiment, key) for part in parts))
+    if first.experiment.sweep:
+        raw = {**raw, "sweep": _united([part.experiment.sweep for part in parts])}
+    whole = named_jobs(checked(raw, str(first.folder.path), held_by(first.folder)))
+    homes = {key: _home(key, parts) for key in whole if any(key in part.jobs for part in parts)}
+    absent = tuple(_named(key) for key in whole if key not in homes)
+    return Merged(parts, raw, homes, absent, tuple(dict.fromkeys(remarks)))
+
+
+def merge(folders: Sequence[RunFolder], out: RunFolder) -> Merged:
+    """Put runs together in a new folder.
+
+    Raises:
+        ConfigError: Also where a job has not ended, or the new folder is one of the runs.
+    """
+    if out.path.resolve() in [folder.path.resolve() for folder in folders]:
+        raise ConfigError(f"--out {out.path} is one of the runs to merge; choose another folder")
+    out.check_empty()
+    found = put_together(folders)
+    for part in found.parts:
+        if part.unfinished:
+            raise ConfigError(
+                f"{part.folder.path}: not finished: {'; '.join(part.unfinished)}; "
+                f"`fedbn resume {part.folder.path}` first"
+            )
+    hidden = out.path.with_name(f".{out.path.name}.tmp")
+    try:
+        with explained(out.path, ConfigError):
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+            _fill(RunFolder(hidden), found)
+            if out.path.exists():
+                out.path.rmdir()
+            hidden.rename(out.path)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return found
+
+
+def _fill(folder: RunFolder, found: Merged) -> None:
+    for key, part in found.homes.items():
+        source, place = part.folder.job(*key), folder.job(*key)
+        if checkpoints.rounds(source):
+            shutil.copytree(source, place)
+        else:
+            place.mkdir(parents=True)
+            write_atomically(place / "metrics.jsonl", _text(part.jobs[key]))
+            write_atomically(place / RECORDS_ALONE, b"")
+    write_atomically(folder.metrics, _text(found.records))
+    first = found.parts[0].environment
+    environment = {**first, "config": found.raw, "seeds": found.raw["seeds"]}
+    for name in ("data", "inputs", "weights"):
+        environment[name] = {k: v for p in found.parts for k, v in p.environment[name].items()}
+    environment["merged"] = [
+        {
+            "run": str(part.folder.path),
+            "jobs": [_named(key) for key, home in found.homes.items() if home is part],
+            "versions": part.environment.get("versions", {}),
+        }
+        for part in found.parts
+    ]
+    write_atomically(folder.environment, to_json(environment))
+    write_atomically(folder.config, tomli_w.dumps(found.raw).encode())
+
+
+def _same(first: Part, other: Part) -> Iterator[str]:
+    """Refuse a run that was asked for something else; say what else differs."""
+    names = f"{first.folder.path} and {other.folder.path}"
+    one, two = (part.experiment.model_dump(exclude=_APART) for part in (first, other))
+    keys = [key for key in changed_keys(one, two) if key not in _FREE | _PATHS]
+    if differ := [key for key in keys if not key.startswith("sweep.")]:
+        raise ConfigError(f"{names} are not one experiment: {', '.join(differ)} differ")
+    data = [part.environment.get("data", {}) for part in (first, other)]
+    both = data[0].keys() & data[1].keys() if keys else data[0].keys() | data[1].keys()
+    if differ := sorted(name for name in both if data[0].get(name) != data[1].get(name)):
+        raise DataError(f"{names} were not trained on the same data: client {', '.join(differ)}")
+    weights = [sorted(part.environment.get("weights", {}).values()) for part in (first, other)]
+    if weights[0] != weights[1]:
+        raise ConfigError(f"{names} did not start from the same model.weights")
+    versions = [part.environment.get("versions", {}) for part in (first, other)]
+    if differ := changed_keys(*versions):
+        yield f"{names} were trained with other versions: {', '.join(differ)}"
+
+
+def _home(key: Key, parts: Iterable[Part]) -> Part:
+    """The run that has a job; of several the first with checkpoints, where all say the same."""
+    having = [part for part in parts if key in part.jobs]
+    for other in having[1:]:
+        if other.jobs[key] != having[0].jobs[key]:
+            both = f"{having[0].folder.path} and {other.folder.path}"
+            raise ConfigError(f"{both} both have {_named(key)}, with different numbers")
+    return next((p for p in having if checkpoints.rounds(p.folder.job(*key))), having[0])
+
+
+def _union(lists: Iterable[Sequence[Any]]) -> list[Any]:
+    found: list[Any] = []
+    for values in lists:
+        found += [value for value in values if value not in found]
+    return found
+
+
+def _united(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Unite the values of each swept key; all runs sweep over the same keys."""
+    return {
+        key: _united([sweep[key] for sweep in sweeps])
+        if isinstance(value, Mapping)
+        else _union(sweep[key] for sweep in sweeps)
+        for key, value in sweeps[0].items()
+    }
+
+
+def _named(key: Key) -> str:
+    method, setting, seed = key
+    return f"{method} seed {seed}" if setting == "default" else f"{method} {setting} seed {seed}"
+
+
+def _text(rows: Rows) -> bytes:
+    return "".join(metrics.line(Record(**row)) for row in rows).encode()
+
+
+def told(found: Merged) -> str:
+    """Say in a line what was put together."""
+    runs = counted(len(found.parts), "run")
+    text = f"{counted(len(found.homes), 'job')} of {runs}"
+    if found.absent:
+        text += f"; in none of them: {', '.join(found.absent)} (`fedbn resume` would train them)"
+    return text

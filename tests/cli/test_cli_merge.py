@@ -1,0 +1,184 @@
+"""Runs that grow and runs that are put together are the runs that they would have been."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from commanding import bits, call, newest, records, write_sites
+from fedbn.core.method import Method
+from fedbn.experiments.merging import Growth, bound_to_length, grown
+from fedbn.runs.folder import RunFolder
+
+METHODS = ("--method", "fedavg", "--method", "fedbn")
+FILES = ("config.toml", "environment.json", "metrics.jsonl")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a run of two methods and two seeds, and its jobs as runs of their own."""
+    home = tmp_path_factory.mktemp("merge")
+    write_sites(home / "sites")
+    ran(home, "whole", *METHODS, "--seed", 0, "--seed", 1)
+    for method in ("fedavg", "fedbn"):
+        for seed in (0, 1):
+            ran(home, f"{method}-{seed}", "--method", method, "--seed", seed)
+    return home
+
+
+def ran(home: Path, name: str, *arguments: object, rounds: int = 3) -> Path:
+    """A finished run in a folder of this name."""
+    out = home / name
+    common = ("--data", home / "sites", "--rounds", rounds, "--workers", 1, "--out", out)
+    answer = call("run", *common, *arguments)
+    assert answer.code == 0, answer.err
+    return out
+
+
+def jobs(home: Path) -> list[Path]:
+    return [home / name for name in ("fedavg-0", "fedbn-0", "fedavg-1", "fedbn-1")]
+
+
+def test_merged_jobs_are_the_run_that_had_them_all(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    answer = call("merge", *jobs(home), "--out", out)
+    assert answer.code == 0, answer.err
+    assert "4 jobs of 4 runs" in answer.err
+    assert bits(out) == bits(home / "whole")
+    assert (out / "config.toml").read_text() == (home / "whole" / "config.toml").read_text()
+    assert len(json.loads((out / "environment.json").read_text())["merged"]) == 4
+    assert "finished already" in call("resume", out).err
+    verdicts = call("compare", out, home / "whole").out
+    assert verdicts.count(" same") == 6
+    assert call("predict", out, "--client", "a", "--data", home / "sites" / "a.npz").code == 0
+
+
+def test_records_alone_are_merged_compared_and_shown(home: Path, tmp_path: Path) -> None:
+    bare = []
+    for job in jobs(home)[:3]:
+        bare.append(tmp_path / job.name)
+        bare[-1].mkdir()
+        for name in FILES:
+            shutil.copy(job / name, bare[-1] / name)
+    out = tmp_path / "all"
+    answer = call("merge", *bare, "--out", out)
+    assert answer.code == 0, answer.err
+    assert "in none of them: fedbn seed 1" in answer.err
+    kept = [
+        r
+        for r in records(home / "whole" / "metrics.jsonl")
+        if (r["method"], r["seed"]) != ("fedbn", 1)
+    ]
+    assert records(out / "metrics.jsonl") == kept
+    assert call("compare", out, "--methods", "fedavg,fedbn").code == 0
+    refused = call("resume", bare[0])
+    assert (refused.code, "records without checkpoints" in refused.line) == (3, True)
+    assert "has no checkpoint to go on from" in call("resume", out, "--rounds", 9).line
+    # What no run had is trained, and what came by its records stays as it is.
+    assert call("resume", out, "--workers", 1).code == 0
+    assert records(out / "metrics.jsonl") == records(home / "whole" / "metrics.jsonl")
+
+
+def test_an_overlap_with_the_same_numbers_is_one_job(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    assert call("merge", home / "whole", home / "fedbn-1", "--out", out).code == 0
+    assert bits(out) == bits(home / "whole")
+
+
+def changed(run: Path, to: Path, file: str, old: str, new: str) -> Path:
+    """A copy of a run with one text in one file replaced."""
+    shutil.copytree(run, to)
+    text = (to / file).read_text()
+    assert old in text
+    (to / file).write_text(text.replace(old, new, 1))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "code", "said"),
+    [
+        ("config.toml", "lr = 0.01", "lr = 0.5", 3, "are not one experiment: training.lr differ"),
+        ("environment.json", '"a": "', '"a": "0', 4, "not trained on the same data: client a"),
+        ("environment.json", '"weights": {}', '"weights": {"w": "0"}', 3, "model.weights"),
+        ("metrics.jsonl", '"value": 0.', '"value": 0.9', 3, "with different numbers"),
+        ("config.toml", "rounds = 3", "rounds = 4", 3, "differ"),
+    ],
+)  # fmt: skip
+def test_what_does_not_belong_together_is_refused(
+    home: Path, tmp_path: Path, file: str, old: str, new: str, code: int, said: str
+) -> None:
+    other = changed(home / "fedbn-1", tmp_path / "other", file, old, new)
+    answer = call("merge", home / "whole", other, "--out", tmp_path / "all")
+    assert (answer.code, said in answer.line) == (code, True), answer.err
+    assert not (tmp_path / "all").exists()
+
+
+def test_an_unfinished_job_and_a_folder_that_is_its_own_output(home: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(home / "fedbn-1", half)
+    rows = [r for r in records(half / "metrics.jsonl") if r["round"] < 3]
+    (half / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answer = call("merge", home / "fedavg-1", half, "--out", tmp_path / "all")
+    assert "not finished: fedbn seed 1, round 2 of 3" in answer.line
+    assert "is one of the runs" in call("merge", half, home / "whole", "--out", half).line
+    assert "not empty" in call("merge", home / "whole", "--out", home / "fedbn-0").line
+    assert "no run here" in call("merge", tmp_path, home / "whole", "--out", tmp_path / "x").line
+
+
+def test_a_grown_run_has_the_bits_of_a_straight_one(home: Path, tmp_path: Path) -> None:
+    """Scores of round 3 are those of its last round; a run of 6 that scores every 2 has none."""
+    every = ("--set", "evaluation.every=2", "--method", "fedbn")
+    straight = ran(home, "six", *every, "--seed", 0, rounds=6)
+    short = Path(shutil.copytree(ran(home, "three", *every, "--seed", 0), tmp_path / "short"))
+    answer = call("resume", short, "--rounds", 6, "--workers", 1)
+    assert answer.code == 0, answer.err
+    assert (short / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
+    configs = [tomllib.loads((run / "config.toml").read_text()) for run in (short, straight)]
+    assert configs[0] == configs[1]
+    ends = [newest(run) / "state.safetensors" for run in (short, straight)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+    assert "finished already" in call("resume", short).err
+
+
+def test_seeds_and_methods_are_added(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / "fedavg-0", tmp_path / "run"))
+    answer = call("resume", run, "--add-seed", 1, "--add-method", "fedbn", "--workers", 1)
+    assert answer.code == 0, answer.err
+    assert bits(run) == bits(home / "whole")
+    assert "the run has it already" in call("resume", run, "--add-seed", 1).line
+    assert "the run has 3; legal are more" in call("resume", run, "--rounds", 3).line
+    before = (run / "config.toml").read_bytes()
+    assert call("resume", run, "--add-method", "fedbm").code == 3
+    assert (run / "config.toml").read_bytes() == before
+
+
+def test_what_depends_on_the_number_of_rounds_cannot_grow(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stage:
+        """A part whose second half begins at half of all rounds."""
+
+        label, depends_on_rounds = "fixbn", True
+
+    monkeypatch.setattr("fedbn.experiments.merging.bound_to_length", lambda job: ["fixbn"])
+    assert (
+        "fixbn depends on the number of rounds"
+        in call("resume", home / "fedbn-0", "--rounds", 9).line
+    )
+    monkeypatch.undo()
+    job = type("Job", (), {"method": Method("m", penalties=(Stage(),))})
+    assert list(bound_to_length(job)) == ["fixbn"]
+    assert grown(RunFolder(home / "fedbn-0"), Growth(rounds=9)).training.rounds == 9
+
+
+def test_a_table_of_the_paper_from_many_runs(home: Path, tmp_path: Path) -> None:
+    answer = call("reproduce", "digits-methods", "--from", *jobs(home), "--out", tmp_path / "t")
+    assert answer.code == 0, answer.err
+    result = json.loads((tmp_path / "t" / "result.json").read_text())
+    assert [row["label"] for row in result["tables"][0]["rows"]] == [["fedavg"], ["fedbn"]]
+    assert all(cell["seeds"] == 2 for cell in result["tables"][0]["rows"][0]["cells"])
+    assert "one item at a time" in call("reproduce", "office", home / "whole").line
