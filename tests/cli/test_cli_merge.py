@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from commanding import bits, call, newest, records, write_sites
-from fedbn.core.method import Method
-from fedbn.experiments.merging import Growth, bound_to_length, grown
+from fedbn.core.rule import Rule
+from fedbn.experiments.configuration import held_experiment
+from fedbn.experiments.jobs import jobs as jobs_of
 from fedbn.runs.folder import RunFolder
 
 METHODS = ("--method", "fedavg", "--method", "fedbn")
@@ -156,23 +158,29 @@ def test_seeds_and_methods_are_added(home: Path, tmp_path: Path) -> None:
     assert (run / "config.toml").read_bytes() == before
 
 
+@dataclass(frozen=True)
+class Stages(Rule):
+    """A rule whose second half begins at half of all rounds."""
+
+    depends_on_rounds = True
+
+    @property
+    def label(self) -> str:
+        return "stages"
+
+
 def test_what_depends_on_the_number_of_rounds_cannot_grow(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stage:
-        """A part whose second half begins at half of all rounds."""
-
-        label, depends_on_rounds = "fixbn", True
-
-    monkeypatch.setattr("fedbn.experiments.merging.bound_to_length", lambda job: ["fixbn"])
-    assert (
-        "fixbn depends on the number of rounds"
-        in call("resume", home / "fedbn-0", "--rounds", 9).line
-    )
-    monkeypatch.undo()
-    job = type("Job", (), {"method": Method("m", penalties=(Stage(),))})
-    assert list(bound_to_length(job)) == ["fixbn"]
-    assert grown(RunFolder(home / "fedbn-0"), Growth(rounds=9)).training.rounds == 9
+    run = Path(shutil.copytree(home / "fedbn-0", tmp_path / "run"))
+    staged = [
+        replace(job, method=job.method | Stages())
+        for job in jobs_of(held_experiment(RunFolder(run)))
+    ]
+    monkeypatch.setattr("fedbn.experiments.merging.jobs", lambda experiment: staged)
+    answer = call("resume", run, "--rounds", 9)
+    assert (answer.code, "stages depends on the number of rounds" in answer.line) == (3, True)
+    assert bits(run) == bits(home / "fedbn-0")
 
 
 def test_a_table_of_the_paper_from_many_runs(home: Path, tmp_path: Path) -> None:

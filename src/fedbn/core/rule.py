@@ -282,12 +282,15 @@ class Rule(Protocol):
         used: The local memory that a client is scored and used with, in place of the joined model.
         moves: Whether `server` changes the model's own entries.
         several: Whether `round` trains more than once, in parts, or on other entries.
+        depends_on_rounds: Whether its first rounds depend on how many there will be: such a run
+            cannot grow.
     """
 
     needs: frozenset[Need] = frozenset()
     used: str = ""
     moves: bool = False
     several: bool = False
+    depends_on_rounds: bool = False
 
     @property
     def label(self) -> str:

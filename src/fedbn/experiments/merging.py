@@ -87,9 +87,7 @@ def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> Non
 
 def bound_to_length(job: Job) -> Iterator[str]:
     """Name what of a job is not the same in the first rounds of a longer run."""
-    for part in (*job.method.penalties, job.method.aggregator, job.method.server):
-        if getattr(part, "depends_on_rounds", False):
-            yield str(getattr(part, "label", part))
+    yield from (rule.label for rule in job.method.rules if rule.depends_on_rounds)
 
 
 def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:
