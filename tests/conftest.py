@@ -8,6 +8,12 @@ import pytest
 import torch
 
 from fedbn import registry
+from skipped_lines import (  # noqa: F401
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 from tiny import bn_net, federation
 
 if TYPE_CHECKING:

@@ -179,6 +179,7 @@ def _as_in_the_parent(expected: fedbn.Result) -> None:
     assert again.predict(np.zeros((100_000, 3), "float32"), client="a").shape == (100_000,)
 
 
+@pytest.mark.shows("F62")
 def test_a_forked_child_trains_as_its_parent():
     """It lacks the parent's OpenMP threads: an operation that waits for one never ends."""
     expected = fedbn.fit(SITES, bn_net, rounds=2)

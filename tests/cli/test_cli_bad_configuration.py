@@ -72,6 +72,7 @@ SET = {
 }
 
 
+@pytest.mark.shows("C01", "C02", "C03", "C04", "C10", "C16", "C17")
 @pytest.mark.parametrize(("setting", "said"), SET.values(), ids=SET)
 def test_a_wrong_value_is_named_and_nothing_is_written(
     setting: str, said: str, sites: Path, tmp_path: Path
@@ -125,6 +126,7 @@ TOML = {
 }
 
 
+@pytest.mark.shows("C01", "C05", "C12", "C13")
 @pytest.mark.parametrize(("content", "said"), TOML.values(), ids=TOML)
 def test_a_file_that_cannot_be_read_is_named(content: bytes, said: str, tmp_path: Path) -> None:
     file = tmp_path / "experiment.toml"
@@ -136,6 +138,7 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes, said: str, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("C06")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -152,6 +155,7 @@ def test_a_missing_experiment(name: str, said: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.shows("C11")
 def test_options_that_exclude_each_other(sites: Path, tmp_path: Path) -> None:
     both = ("--set", "training.local_epochs=2", "--set", "training.local_steps=3")
     answer = call("run", "--data", sites, *both, "--out", tmp_path / "out")
@@ -159,6 +163,7 @@ def test_options_that_exclude_each_other(sites: Path, tmp_path: Path) -> None:
     assert "local_epochs and local_steps exclude each other" in answer.line
 
 
+@pytest.mark.shows("C15")
 @pytest.mark.parametrize("value", ["two", "-1", "1025", "1.5", "9" * 5000])
 @pytest.mark.parametrize("command", [["run"], ["resume", "somewhere"]])
 def test_an_environment_variable_of_the_wrong_type(

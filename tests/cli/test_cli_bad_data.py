@@ -63,6 +63,7 @@ DATA = {
 }
 
 
+@pytest.mark.shows("D01", "D02", "D05", "D06", "D09", "D10", "D29", "D30", "D31", "D34")
 @pytest.mark.parametrize(("change", "said"), DATA.values(), ids=DATA)
 def test_bad_arrays_are_named_and_nothing_is_written(
     change: Callable[[Arrays], None], said: str, tmp_path: Path
@@ -74,6 +75,7 @@ def test_bad_arrays_are_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("D08")
 def test_a_label_outside_the_named_classes(tmp_path: Path) -> None:
     def change(content: Arrays) -> None:
         content["train_y"][5] = 2
@@ -89,6 +91,7 @@ def _with_classes(*names: str) -> Callable[[Arrays], None]:
     return lambda content: content.update(classes=np.array(names))
 
 
+@pytest.mark.shows("D26")
 @pytest.mark.parametrize("second", [("dog", "cat"), ("cat", "cow"), ("cat", "dog", "cow")])
 def test_class_names_or_their_order_differ(second: tuple[str, ...], tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites", "a", _with_classes("cat", "dog"))
@@ -99,6 +102,7 @@ def test_class_names_or_their_order_differ(second: tuple[str, ...], tmp_path: Pa
     assert "differ in name or order" in answer.line
 
 
+@pytest.mark.shows("D25")
 def test_a_class_absent_at_one_client_is_only_a_warning(tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites", change=become("train_y", np.zeros_like))
     answer = call("run", "--data", sites, "--model", "mlp", "--dry-run")
@@ -217,6 +221,7 @@ def test_run_and_check_say_the_same_of_a_bad_archive(
     assert said in finding["text"]
 
 
+@pytest.mark.shows("C09")
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_two_clients_that_are_one_file(link: Callable[[Path, Path], None], tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites", "a")
@@ -256,6 +261,7 @@ def test_a_bit_of_an_npz_is_flipped(tmp_path: Path) -> None:
     assert (answer.code, "b.npz" in answer.line) == (4, True)
 
 
+@pytest.mark.shows("C08")
 def test_no_clients_and_no_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in ("empty", "missing"):
@@ -265,6 +271,7 @@ def test_no_clients_and_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("W09")
 def test_a_newline_in_a_client_name_is_refused_on_one_line(tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites", ["a", "b\nfedbn: all is well"])
     answer = call("run", "--data", sites, "--out", tmp_path / "out")

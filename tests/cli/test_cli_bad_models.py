@@ -42,6 +42,7 @@ def needs(secret):
 """
 
 
+@pytest.mark.shows("M01", "M12", "M14")
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -97,6 +98,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.shows("W02", "W03", "W04", "W05")
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_weights(content: dict[str, Any], sites: Path, tmp_path: Path) -> None:
     file = weights_file(tmp_path, **content)
@@ -106,6 +108,7 @@ def test_hostile_weights(content: dict[str, Any], sites: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("W01")
 @pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "ckpt", "pkl"])
 def test_a_pickle_as_weights_is_refused_unread(suffix: str, sites: Path, tmp_path: Path) -> None:
     file = tmp_path / f"weights.{suffix}"
@@ -142,12 +145,14 @@ def test_weights_that_do_not_fit(change: Any, said: str, sites: Path, tmp_path: 
     assert said in answer.line
 
 
+@pytest.mark.shows("C06")
 def test_missing_weights(sites: Path, tmp_path: Path) -> None:
     answer = _run_with(tmp_path / "none.safetensors", sites, tmp_path)
     assert answer.code == 3
     assert "No such file" in answer.line
 
 
+@pytest.mark.shows("M08")
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.module."])
 def test_weights_that_fit_are_taken_also_from_a_wrapped_model(
     prefix: str, sites: Path, tmp_path: Path

@@ -61,6 +61,7 @@ def breaks():
 ASKED = ("--rounds", 2, "--seed", 0, "--out", "out", "--workers", 1)
 
 
+@pytest.mark.shows("F18")
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -141,6 +142,7 @@ def test_the_update_of_a_client_that_fails_changes_nothing(sites: Path, tmp_path
     assert all(value.equal(second[name]) for name, value in first.items())
 
 
+@pytest.mark.shows("F19")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -196,6 +198,7 @@ class FullDisk:
         self._fsync(handle)
 
 
+@pytest.mark.shows("F07", "F08")
 @pytest.mark.parametrize(
     ("name", "after"),
     [("fedbn/default/seed-0/metrics.jsonl", 2), ("state.safetensors", 4), ("manifest.json", 3)],

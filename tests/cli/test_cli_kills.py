@@ -71,6 +71,7 @@ def resumed(home: Path) -> dict[str, bytes]:
     return bits(home / "run")
 
 
+@pytest.mark.shows("F04", "F06")
 @pytest.mark.parametrize(
     ("number", "workers"),
     [(signal.SIGINT, 1), (signal.SIGTERM, 2)],
@@ -98,6 +99,7 @@ def test_one_signal_saves_the_round(
     assert resumed(home) == uninterrupted
 
 
+@pytest.mark.shows("F05")
 def test_two_signals_stop_at_once(
     home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_signal_while_the_picture_is_drawn_is_heard_at_once(
     assert answer.err.splitlines()[-1] == "fedbn: interrupted; finished rounds are saved"
 
 
+@pytest.mark.shows("F01")
 def test_a_kill_in_the_middle_of_a_round_leaves_no_worker_behind(
     home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_kill_in_the_middle_of_a_round_leaves_no_worker_behind(
     assert resumed(home) == uninterrupted
 
 
+@pytest.mark.shows("F61")
 def test_a_killed_worker_is_named(home: Path, sites: Path, uninterrupted: dict[str, bytes]) -> None:
     def kill_one() -> None:
         until(waiting(home, 2))
@@ -223,12 +227,14 @@ def check_random_kills(
         assert found == expected, f"kill {number} of seed {seed}: {different}"
 
 
+@pytest.mark.shows("F01")
 def test_a_kill_at_a_random_instant(
     home: Path, sites: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     check_random_kills(1, random.randrange(2**32), home, sites, uninterrupted)
 
 
+@pytest.mark.shows("F03")
 @pytest.mark.slow
 def test_twenty_kills_at_random_instants(
     home: Path, sites: Path, uninterrupted: dict[str, bytes]

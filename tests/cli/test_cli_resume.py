@@ -86,6 +86,7 @@ def test_a_request_that_was_bad_is_still_refused(tmp_path: Path) -> None:
     assert "did you mean 'training.rounds'?" in answer.line
 
 
+@pytest.mark.shows("F16")
 def test_a_changed_configuration_is_refused_with_its_keys(finished: Path) -> None:
     config = finished / "config.toml"
     text = config.read_text().replace("rounds = 3", "rounds = 5").replace("lr = 0.01", "lr = 0.02")
@@ -129,6 +130,7 @@ def test_a_damaged_environment(content: str | None, finished: Path) -> None:
     assert "environment.json" in answer.line
 
 
+@pytest.mark.shows("D35")
 def test_changed_data_is_refused(tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites")
     asked = ("--model", "mlp", "--rounds", 1, "--seed", 0, "--method", "fedbn")
@@ -155,6 +157,7 @@ def test_changed_weights_are_refused(sites: Path, tmp_path: Path) -> None:
     assert "model.weights changed since the run began" in answer.line
 
 
+@pytest.mark.shows("F17")
 def test_other_versions_are_said(finished: Path) -> None:
     file = finished / "environment.json"
     environment = json.loads(file.read_text())
@@ -165,6 +168,7 @@ def test_other_versions_are_said(finished: Path) -> None:
     assert "other versions than the run began with: numpy, torch" in answer.err
 
 
+@pytest.mark.shows("F15")
 def test_a_second_process_is_refused(finished: Path) -> None:
     before = bits(finished)
     with RunFolder(finished).locked():

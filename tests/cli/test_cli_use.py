@@ -192,11 +192,13 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(
     assert files(tmp_path) == before
 
 
+@pytest.mark.shows("W09")
 def test_a_name_with_a_newline_stays_on_one_line(finished: Path, new: Path):
     answer = call("adapt", finished, "--data", new, "--as", "x\ny")
     assert (answer.code, "client name 'x\\ny'" in answer.line) == (3, True)
 
 
+@pytest.mark.shows("F14")
 def test_damaged_and_newer_runs_end_with_six(finished: Path, new: Path):
     flip_row(newest(finished), "b")
     damaged = call("predict", finished, "--client", "b", "--data", new)
@@ -212,6 +214,7 @@ def test_damaged_and_newer_runs_end_with_six(finished: Path, new: Path):
     assert (newer.code, "from a newer fedbn" in newer.line) == (6, True)
 
 
+@pytest.mark.shows("F09")
 def test_a_read_only_place_for_the_site_is_said(finished: Path, new: Path):
     shutil.rmtree(finished / "adapted", ignore_errors=True)
     (finished / "adapted").write_text("in the way")

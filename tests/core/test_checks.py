@@ -39,6 +39,7 @@ DATA = federation(4, 4)
 B = "data tiny, client b, train: "
 
 
+@pytest.mark.shows("C07", "C08", "D01", "D02", "D05", "D06", "D08", "D09", "D10", "D30")
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -105,6 +106,7 @@ def test_values_whose_sum_overflows_are_fine():
     check_federation(with_train(DATA, x=torch.full((4, 3), 3e38), y=labels(0, 1, 0, 1)))
 
 
+@pytest.mark.shows("C14")
 @pytest.mark.parametrize(
     "name", ["", " ", ".", "..", "a/b", "..\\x", "a\nb", "a\x00", "a:b", "\ud800", "é" * 51, "*"]
 )

@@ -70,6 +70,7 @@ def untracked() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
 
 
+@pytest.mark.shows("M01")
 @pytest.mark.parametrize(
     ("method", "model"),
     [

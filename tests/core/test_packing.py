@@ -89,6 +89,7 @@ def test_a_clone_has_memory_of_its_own():
     assert second.state["e0"].tolist() == [1, 1]
 
 
+@pytest.mark.shows("F30", "F31", "F32", "F33")
 @pytest.mark.parametrize(
     ("state", "fault"),
     [
@@ -106,6 +107,7 @@ def test_a_state_that_does_not_fit_is_refused(state: dict[str, torch.Tensor], fa
         layout.pack(state, "the file x")
 
 
+@pytest.mark.shows("M16")
 def test_the_order_of_keys_does_not_matter():
     model = bn_net()
     layout = StateLayout.of(entries(model))

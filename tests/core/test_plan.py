@@ -36,6 +36,7 @@ def test_batches_of_one_are_refused_with_batchnorm_only():
     plan(fedavg(), data, lambda: nn.Linear(3, 2), batch_size=1).check()
 
 
+@pytest.mark.shows("M06")
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize("affine", [True, False])
 def test_lazy_models_get_their_shapes_from_the_data(affine: bool, vectors: Federation):

@@ -57,6 +57,7 @@ def spoiled(data: Federation, *names: str, value: float = 3e38) -> Federation:
     return replace(data, clients=tuple(spoil(c) if c.name in names else c for c in data.clients))
 
 
+@pytest.mark.shows("F26", "F27")
 @pytest.mark.parametrize("bad", ["a", "b", "c"])
 @BOTH
 def test_an_update_with_nan_is_refused_and_named(method: Method, bad: str, vectors: Federation):
@@ -103,6 +104,7 @@ class Raises(nn.Sequential):
         return super().forward(x)
 
 
+@pytest.mark.shows("F18", "M14")
 def test_a_client_that_raises_is_named_and_the_round_goes_on(vectors: Federation):
     made = plan(fedbn(), spoiled(vectors, "a"), lambda: Raises(*bn_net()), rounds=1)
     state, report = run_round(made, initial_state(made), Trainer(made))
@@ -112,6 +114,7 @@ def test_a_client_that_raises_is_named_and_the_round_goes_on(vectors: Federation
     assert same(state.shared, done(rest).shared)
 
 
+@pytest.mark.shows("F19")
 @pytest.mark.parametrize("method", [fedavg(), fedavg() | median(), fedbn()])
 def test_too_few_usable_updates_end_the_run(method: Method, vectors: Federation):
     made = plan(method, spoiled(vectors, "a", "b", "c"))
@@ -159,6 +162,7 @@ def distance(a: RunState, b: RunState) -> float:
     return max(float((a.shared.state[n] - b.shared.state[n]).abs().max()) for n in names)
 
 
+@pytest.mark.shows("F29")
 @pytest.mark.parametrize("rule", [median(), trimmed_mean(0.2), krum(1), multi_krum(1)])
 @pytest.mark.parametrize("factor", [-1.0, 1e3], ids=["sign", "norm"])
 def test_a_robust_run_stays_near_the_clean_one(rule: Aggregator, factor: float):
@@ -173,6 +177,7 @@ def test_a_robust_run_stays_near_the_clean_one(rule: Aggregator, factor: float):
         assert distance(clean, done(plain, hostile(plain, factor))) > 10
 
 
+@pytest.mark.shows("F28")
 @BOTH
 def test_a_step_a_million_times_too_long_is_refused_and_named(method: Method, vectors: Federation):
     made = plan(method, vectors, rounds=1)

@@ -51,6 +51,7 @@ def test_who_takes_part_follows_from_seed_and_round_alone():
     assert {name for names in draws[0] for name in names} == set("abcdefghij")
 
 
+@pytest.mark.shows("F35")
 def test_local_parts_are_merged_never_replaced(vectors: Federation):
     """Who was away comes back with its own BatchNorm; who never trained, with the first."""
     made = plan(fedbn(), vectors, rounds=8, participation=1 / 3)
@@ -70,6 +71,7 @@ def test_local_parts_are_merged_never_replaced(vectors: Federation):
     assert len(set(names)) == 3
 
 
+@pytest.mark.shows("F36")
 def test_a_client_that_joins_late_starts_from_the_initial_local_part(vectors: Federation):
     made = plan(fedbn(), vectors, participation=1 / 3, rounds=4)
     first = initial_state(made)
@@ -79,6 +81,7 @@ def test_a_client_that_joins_late_starts_from_the_initial_local_part(vectors: Fe
     assert not same(state.shared, first.shared)
 
 
+@pytest.mark.shows("F37")
 def test_a_client_that_leaves_for_good_keeps_what_it_had(vectors: Federation):
     made = plan(fedbn(), vectors)
     state, _ = run_round(made, initial_state(made), Trainer(made))

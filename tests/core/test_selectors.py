@@ -103,6 +103,7 @@ def test_only_what_is_named_is_shared():
         head | only("body")
 
 
+@pytest.mark.shows("M10")
 def test_groupnorm_stays_local_only_when_asked():
     found = entries(nn.Sequential(nn.GroupNorm(1, 2)))
     assert all(map(all_but(*BATCHNORM), found))

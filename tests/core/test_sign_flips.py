@@ -83,6 +83,7 @@ def test_the_plain_mean_is_carried_away() -> None:
     assert accuracy("fedbn", 10) < accuracy("fedbn", None) - 0.3
 
 
+@pytest.mark.shows("F29")
 @pytest.mark.parametrize("rule", ["median", "trimmed(0.2)", "multikrum(1)"])
 def test_a_robust_aggregator_stays_near_the_clean_accuracy(rule: str) -> None:
     assert accuracy(f"fedbn+{rule}", 10) > accuracy("fedbn", None) - 0.1

@@ -22,6 +22,7 @@ def of_kind(found: dict[str, Kind], *wanted: Kind) -> set[str]:
     return {name for name, kind in found.items() if kind in wanted}
 
 
+@pytest.mark.shows("M02", "M03", "M04", "M05", "M07", "M08", "M09", "M10", "M11", "M13", "M15")
 @ROWS
 def test_every_entry_has_the_kind_of_its_module(row: Awkward):
     model = row.build()
@@ -33,6 +34,7 @@ def test_every_entry_has_the_kind_of_its_module(row: Awkward):
     assert list(found) == list(unwrap(model).state_dict())
 
 
+@pytest.mark.shows("M02", "M03", "M04", "M05", "M07", "M08", "M09", "M10", "M11", "M13", "M15")
 @ROWS
 @pytest.mark.parametrize("method", [fedavg(), fedbn(), silobn()], ids=lambda m: m.name)
 def test_exactly_these_entries_stay_local(row: Awkward, method: Method):
@@ -68,6 +70,7 @@ def test_an_alias_is_listed_and_costs_nothing():
     assert (found["1.weight"].bytes, found["3.weight"].bytes) == (12, 0)
 
 
+@pytest.mark.shows("M07")
 def test_tied_weights_are_stored_once():
     layout = StateLayout.of(entries(tied_weights()))
     assert "0.weight" in layout.places
@@ -86,6 +89,7 @@ def test_equal_tensors_are_not_tied():
     assert all(entry.alias_of is None for entry in entries(model))
 
 
+@pytest.mark.shows("M06")
 @pytest.mark.parametrize(
     "lazy", [nn.LazyBatchNorm1d(), nn.LazyBatchNorm1d(affine=False), nn.LazyLinear(2)]
 )
@@ -115,6 +119,7 @@ def test_what_cannot_be_averaged_is_refused(model: nn.Module, text: str):
         entries(model)
 
 
+@pytest.mark.shows("M11")
 def test_a_frozen_entry_is_not_trainable():
     model = small()
     model[1].requires_grad_(False)
@@ -128,12 +133,14 @@ def test_bytes_by_shape_and_dtype():
     assert (found["0.weight"], found["1.bias"], found["1.num_batches_tracked"]) == (18, 6, 8)
 
 
+@pytest.mark.shows("M08")
 def test_wrappers_come_off_in_any_order():
     model = small()
     assert unwrap(nn.DataParallel(compiled(nn.DataParallel(model)))) is model
     assert unwrap(model) is model
 
 
+@pytest.mark.shows("M16")
 def test_the_schema_hash_ignores_order_but_not_kind_shape_or_dtype():
     found = entries(small())
     assert schema_hash(reversed(found)) == schema_hash(found)

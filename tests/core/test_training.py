@@ -33,6 +33,7 @@ def test_each_pass_covers_every_sample_once(n: int, size: int | None, passes: in
     assert all(len(batch) <= (size or n) + 1 for batch in made)
 
 
+@pytest.mark.shows("D04")
 @pytest.mark.parametrize(
     ("n", "size", "steps", "sizes"),
     [

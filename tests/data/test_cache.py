@@ -83,6 +83,7 @@ def test_what_fails_leaves_nothing(data_folder: Path):
     assert not (data_folder / ".cache").exists()
 
 
+@pytest.mark.shows("D38")
 def test_a_read_only_data_root_falls_back_to_the_home_folder(data_folder: Path, tmp_path: Path):
     data_folder.chmod(0o555)
     make = Maker()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from PIL import Image
 from fedbn.core.federation import Client, Federation, Finding, Split
 from fedbn.data.checks import examine, examine_path, recognize
 from fedbn.data.images import Image as PillowImage
+from unprivileged import unprivileged
 
 
 def examined(path: Path, **options: object) -> list[Finding]:
@@ -58,6 +58,7 @@ def test_good_pictures_have_no_findings(pictures):
     assert examined(pictures) == []
 
 
+@pytest.mark.shows("D14", "D15")
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -83,6 +84,7 @@ def test_several_faults_are_all_reported_errors_first(pictures):
     assert findings[2].text == "all pixels are the same"
 
 
+@pytest.mark.shows("D12", "D16")
 def test_mixed_modes_and_other_files_are_notes(pictures):
     noise(99).convert("L").save(pictures / "a" / "cat" / "grey.png")
     (pictures / "a" / "cat" / "readme.txt").write_text("about")
@@ -114,6 +116,7 @@ def test_classes_that_differ_in_case_only(pictures):
     assert any(text.startswith("classes 'Cat' and 'cat' differ in case") for text in texts)
 
 
+@pytest.mark.shows("D24")
 def test_the_same_file_at_two_sites_or_classes(pictures):
     noise(0).save(pictures / "b" / "cat" / "copy.png")
     noise(1).save(pictures / "a" / "dog" / "copy.png")
@@ -126,6 +129,7 @@ def test_the_same_file_at_two_sites_or_classes(pictures):
     assert again[2].endswith("a/cat/2.png: one may be trained on and the other tested")
 
 
+@pytest.mark.shows("D23")
 def test_the_same_file_in_train_and_test(tmp_path):
     for number, part in enumerate(["train", "test"]):
         for label, name in enumerate(["cat", "dog"]):
@@ -139,6 +143,7 @@ def test_the_same_file_in_train_and_test(tmp_path):
     assert finding.text.endswith("train/cat/0.png: train and test")
 
 
+@pytest.mark.shows("D25", "D32")
 def test_a_class_missing_at_a_site_and_very_unequal_classes(pictures):
     (pictures / "a" / "owl").mkdir()
     for index in range(101):
@@ -148,6 +153,7 @@ def test_a_class_missing_at_a_site_and_very_unequal_classes(pictures):
     assert ("a", "", "very unequal classes: owl 101, dog 5") in warnings
 
 
+@pytest.mark.shows("D33")
 def test_enormous_pictures(pictures, monkeypatch):
     noise(500, 40).save(pictures / "a" / "cat" / "large.png")
     monkeypatch.setattr("fedbn.data.file_checks._LARGE", 1500)
@@ -157,6 +163,7 @@ def test_enormous_pictures(pictures, monkeypatch):
     assert only(examined(pictures)).severity == "error"
 
 
+@pytest.mark.shows("D16", "D18", "D19")
 def test_links_in_a_circle_odd_names_and_stray_pictures(pictures):
     (pictures / "a" / "cat" / "loop").symlink_to(pictures / "a")
     (pictures / "a" / "cat" / "gone.png").symlink_to(pictures / "nowhere")
@@ -180,10 +187,11 @@ def test_a_site_name_that_cannot_be_a_client_is_an_error(pictures):
     assert "client name 'a:b'" in findings[0].text
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+@pytest.mark.shows("D17")
 def test_permissions(pictures):
     (pictures / "a" / "cat" / "0.png").chmod(0)
-    assert only(examined(pictures)).text == "no permission to read it"
+    with unprivileged():
+        assert only(examined(pictures)).text == "no permission to read it"
 
 
 def test_what_is_no_data_is_one_error(tmp_path):
@@ -221,6 +229,7 @@ def test_nan_infinity_and_labels():
     ]
 
 
+@pytest.mark.shows("D27")
 def test_sites_scaled_differently():
     whole = federation()
     a = whole.clients[0].train
@@ -232,6 +241,7 @@ def test_sites_scaled_differently():
     assert ("", "train", "sites are scaled differently: values reach a 1, b 255") in warnings
 
 
+@pytest.mark.shows("D23", "D24")
 def test_the_same_sample_at_two_sites_and_in_train_and_test():
     whole = federation()
     a, b = whole.clients
@@ -244,6 +254,7 @@ def test_the_same_sample_at_two_sites_and_in_train_and_test():
     ]
 
 
+@pytest.mark.shows("D07", "D11")
 def test_one_class_constant_samples_and_short_splits():
     x = torch.zeros(40, 3, 6, 6, dtype=torch.uint8)
     warnings = found(examine(federation(b=Split(x, torch.zeros(40).long()))), "warning")
@@ -277,6 +288,7 @@ def test_arrays_file_by_file(tmp_path):
     assert "pickled objects" in errors[1][2]
 
 
+@pytest.mark.shows("D07", "D26")
 def test_arrays_with_constant_columns_and_another_class_order(tmp_path):
     root = tmp_path / "own"
     root.mkdir()

@@ -79,6 +79,7 @@ def test_train_without_test_is_an_error(own):
         folders(str(own))
 
 
+@pytest.mark.shows("D25")
 def test_a_class_missing_at_a_site_is_only_warned_of(own):
     make(own, {"a/x": 5, "a/y": 5, "b/x": 5})
     warnings = check_federation(folders(str(own)))
@@ -125,6 +126,7 @@ def test_an_entry_that_knows_only_names_sizes_and_times_is_not_believed(own, dat
     assert folders(str(own), cache=True).fingerprint() == folders(str(own)).fingerprint()
 
 
+@pytest.mark.shows("D12")
 def test_sixteen_bit_pictures_make_all_sites_floats_of_one_depth(own):
     make(own, {"a/x": 5, "a/y": 5, "b/x": 5, "b/y": 5})
     deep = np.arange(4096, dtype=np.uint16).reshape(64, 64)
@@ -181,6 +183,7 @@ def test_links_to_above_are_neither_sites_nor_classes(own):
     assert federation.classes == ("x", "y")
 
 
+@pytest.mark.shows("C09")
 def test_two_sites_that_are_one_folder_by_a_link_are_refused(own):
     make(own, {"a/x": 5, "a/y": 5})
     (own / "b").symlink_to(own / "a")

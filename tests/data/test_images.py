@@ -25,6 +25,7 @@ from fedbn.data.images import (
 from fedbn.data.storage import Trouble, scan, subfolders
 from fedbn.errors import DataError
 from fedbn.text import shown
+from unprivileged import unprivileged
 
 
 @pytest.fixture
@@ -45,6 +46,7 @@ def save(file: Path, mode: str, colour: object, size: tuple[int, int] = (6, 4)) 
     return file
 
 
+@pytest.mark.shows("D12")
 @pytest.mark.parametrize(
     ("mode", "colour", "expected"),
     [
@@ -129,6 +131,7 @@ def test_colours_of_sixteen_bit_are_refused_because_pillow_would_cut_them(own, n
         read(own / name)
 
 
+@pytest.mark.shows("D13")
 def test_resizing_and_stacking(own):
     files = [save(own / f"{n}.png", "L", n * 50, (n + 3, 9)) for n in range(5)]
     pixels = read_pictures(files, 8)
@@ -160,6 +163,7 @@ def bomb() -> bytes:
     return png(20_000, 20_000, b"")
 
 
+@pytest.mark.shows("D14", "D15")
 @pytest.mark.parametrize(
     ("name", "make", "reason"),
     [
@@ -178,6 +182,7 @@ def test_damage_names_the_file(own, name, make, reason):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.shows("D33")
 def test_a_picture_a_little_too_large_is_refused_too(own, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)  # 24 pixels only warn in Pillow
     with pytest.raises(DataError, match="enormous"):
@@ -199,14 +204,15 @@ def test_what_pillow_warns_of_is_one_line_of_ours(own, caplog, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+@pytest.mark.shows("D17")
 def test_no_permission_names_the_file(own):
     file = save(own / "a.png", "L", 0)
     file.chmod(0)
-    with pytest.raises(DataError, match="no permission"):
+    with unprivileged(), pytest.raises(DataError, match="no permission"):
         read(file)
 
 
+@pytest.mark.shows("D18", "D19")
 def test_odd_names_links_and_circles(own):
     names = ["a b.png", "line\nbreak.png", "写真.PNG", ".hidden.png", "note.txt"]
     for name in names:
@@ -234,6 +240,7 @@ def test_a_name_that_is_no_unicode_can_be_shown():
     assert shown(os.fsdecode(b"\xff.png")) == r"\udcff.png"
 
 
+@pytest.mark.shows("D13")
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [

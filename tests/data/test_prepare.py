@@ -147,6 +147,7 @@ def test_a_download_is_whole_followed_and_made_once(server, data_folder):
     assert len(server.asked) == 4  # nothing was asked for again
 
 
+@pytest.mark.shows("D36", "D37")
 @pytest.mark.parametrize(
     ("fault", "named"),
     [("cut", "cut off"), ("wrong", "wrong checksum"), ("503", "the server answers 503")],
@@ -164,6 +165,7 @@ def test_d36_d37_a_bad_download_is_named_thrown_away_and_tried_again(
     assert (data_folder / "digits" / FIRST).read_bytes() == server.files[FIRST]
 
 
+@pytest.mark.shows("D36", "D37")
 @pytest.mark.parametrize("fault", ["cut", "wrong"])
 def test_d36_d37_after_three_tries_nothing_half_is_left(server, data_folder, fault):
     server.faults[FIRST] = [fault] * 5
@@ -197,6 +199,7 @@ def test_another_form_makes_a_download_needless(server, data_folder):
     assert server.asked == []
 
 
+@pytest.mark.shows("F60")
 def test_f60_without_internet_the_address_and_the_reason_are_named(server, data_folder):
     address = server.remote.address
     server.close()
@@ -207,6 +210,7 @@ def test_f60_without_internet_the_address_and_the_reason_are_named(server, data_
     assert left(data_folder) == []
 
 
+@pytest.mark.shows("D38")
 def test_d38_a_read_only_data_root_is_refused_before_anything_is_fetched(server, data_folder):
     data_folder.chmod(0o555)
     with pytest.raises(DataError, match="cannot be written; let FEDBN_DATA name a folder"):

@@ -149,6 +149,7 @@ def svhn_with(folder: Path, **content: Any) -> None:
     savemat(folder / "train_32x32.mat", content)
 
 
+@pytest.mark.shows("D28")
 def test_a_matlab_73_file_is_named(tmp_path: Path):
     pytest.importorskip("h5py")
     svhn_with(tmp_path)
@@ -156,6 +157,7 @@ def test_a_matlab_73_file_is_named(tmp_path: Path):
     fails(tmp_path, "svhn", r"train_32x32\.mat: a MATLAB 7\.3 file.*expected version 5")
 
 
+@pytest.mark.shows("D28")
 def test_wrong_keys_of_a_matlab_file(tmp_path: Path):
     svhn_with(tmp_path, images=np.zeros((2, 2)), y=np.zeros(2))
     fails(tmp_path, "svhn", "no X; it has images, y")
@@ -237,6 +239,7 @@ def test_a_pickle_is_refused(tmp_path: Path):
     fails(tmp_path, "mnist_m", r"keras_mnistm\.pkl\.gz: a pickle, which can run code: refused")
 
 
+@pytest.mark.shows("D22")
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -284,6 +287,7 @@ def test_an_npz_with_labels_as_text(tmp_path: Path):
     fails(tmp_path, "mnist", "labels of <U3")
 
 
+@pytest.mark.shows("D29")
 def test_an_npz_with_pickled_objects(tmp_path: Path):
     part = (np.array([object()]), raw.labels(1))
     raw.write_npz(tmp_path / "mnist.npz", part, part)

@@ -98,6 +98,7 @@ def test_the_mean_is_of_training_rows_only(tmp_path):
     assert value == pytest.approx(sum(known) / len(known))
 
 
+@pytest.mark.shows("D21")
 def test_repeated_ids_are_remarked_on(tmp_path):
     path = write(tmp_path, a=[*rows(10), "3,1,red,no"], b=[f"x{line}" for line in rows(10)])
     (remark,) = tables(path, label="ill", id="key").remarks
@@ -131,6 +132,7 @@ def test_wrong_options(tmp_path, options, error, message):
         loaded("tables", **{"path": path, "label": "ill", "id": "key", **options})
 
 
+@pytest.mark.shows("D20")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -207,6 +209,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         tables(str(tmp_path), label="ill")
 
 
+@pytest.mark.shows("C09")
 def test_two_sites_that_are_one_table_by_a_link_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x,ill\n1,0\n2,1\n")
     (tmp_path / "b.csv").hardlink_to(tmp_path / "a.csv")

@@ -116,12 +116,14 @@ def check(raw: dict[str, Any]) -> None:
     assert len({job.key for job in found}) == len(found)
 
 
+@pytest.mark.shows("C18")
 @settings(max_examples=300, deadline=None, database=None)
 @given(CONFIGURATIONS)
 def test_an_error_of_ours_or_jobs(raw: dict[str, Any]) -> None:
     check(raw)
 
 
+@pytest.mark.shows("C18")
 @pytest.mark.slow
 @settings(
     max_examples=10_000, deadline=None, database=None, suppress_health_check=list(HealthCheck)

@@ -97,6 +97,7 @@ def test_equal_for_every_way_of_training(training):
     assert distance(plain, batched) < 1e-9
 
 
+@pytest.mark.shows("M02", "M03", "M04")
 @pytest.mark.parametrize(
     "norm",
     [

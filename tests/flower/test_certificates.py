@@ -77,6 +77,7 @@ def archive(**members: bytes) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.shows("W08")
 @pytest.mark.parametrize(
     "content",
     [
@@ -98,12 +99,14 @@ def test_what_is_no_bundle_is_refused_in_one_line(tmp_path, content: bytes) -> N
     assert not (tmp_path.parent / "evil").exists()
 
 
+@pytest.mark.shows("F49")
 def test_a_file_open_to_others_is_told(fed: FederationFolder) -> None:
     fed.key.chmod(0o644)
     wrong = [text for fine, text in preflight.check_folder(fed) if not fine]
     assert wrong == [f"server.key can be read by others: `chmod 600 {fed.key}`"]
 
 
+@pytest.mark.shows("F46")
 def test_an_expired_certificate_is_told_with_its_date(fed: FederationFolder) -> None:
     authority = credentials.make_authority("other", 10)
     begins = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -150,6 +153,7 @@ def test_a_bundle_without_a_server_says_so(fed: FederationFolder) -> None:
     assert "WRONG  no server at server.example:9099" in found.output
 
 
+@pytest.mark.shows("C14")
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a" * 101, "new\nline"])
 def test_a_runs_name_stays_in_the_folder(fed: FederationFolder, name: str) -> None:
     with pytest.raises(ConfigError, match=r"--name .* legal are 1 to 100 letters"):

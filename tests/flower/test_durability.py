@@ -32,6 +32,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(bench: Bench) -> None:
     assert again == whole
 
 
+@pytest.mark.shows("F40")
 def test_a_killed_server_forgets_half_a_round_and_does_it_again(bench: Bench) -> None:
     whole = bench.run(bench.grid(), LONG, "whole").metrics.read_text()
 
@@ -66,6 +67,7 @@ def test_a_changed_configuration_is_refused(bench: Bench) -> None:
         bench.run(bench.grid(), other)
 
 
+@pytest.mark.shows("D35")
 def test_changed_data_at_a_site_is_refused(bench: Bench) -> None:
     with pytest.raises(Interrupted):
         bench.run(bench.grid(), LONG, stop_after=1)
@@ -80,6 +82,7 @@ def test_changed_data_at_a_site_is_refused(bench: Bench) -> None:
         bench.run(grid, LONG)
 
 
+@pytest.mark.shows("F23")
 def test_a_message_done_twice_gives_the_same_bytes(bench: Bench) -> None:
     grid = bench.grid()
     bench.run(grid)
@@ -112,6 +115,7 @@ def test_damaged_batchnorm_is_named(bench: Bench) -> None:
     assert "the local part of photo: damaged" in bench.notes()
 
 
+@pytest.mark.shows("F35")
 def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) -> None:
     grid = bench.grid()
     costs = []
@@ -132,6 +136,7 @@ def test_a_site_that_was_away_comes_back_with_its_own_batchnorm(bench: Bench) ->
     assert messages.get(back.content, messages.Order, messages.SHARED).since == 1
 
 
+@pytest.mark.shows("F37")
 def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
     bench: Bench,
 ) -> None:
@@ -157,6 +162,7 @@ def test_a_site_that_leaves_for_good_ends_neither_the_run_nor_its_own_batchnorm(
     assert list((bench.root / "sites" / "photo").rglob("state.safetensors"))
 
 
+@pytest.mark.shows("F36")
 def test_a_new_site_joins_a_run_under_way(bench: Bench) -> None:
     grid = FakeGrid([bench.site("plain"), bench.site("photo"), bench.site("faded")])
     grid.away = {"faded"}

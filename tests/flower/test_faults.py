@@ -22,6 +22,7 @@ def federation(tmp_path_factory):
         yield Federation(tmp_path_factory.mktemp("faults"), stack)
 
 
+@pytest.mark.shows("F40")
 def test_the_server_app_is_killed_and_the_run_goes_on(federation: Federation) -> None:
     file, raw = federation.experiment(6)
     first = federation.run(file, "killed-app")
@@ -33,6 +34,7 @@ def test_the_server_app_is_killed_and_the_run_goes_on(federation: Federation) ->
     assert federation.numbers("killed-app") == in_embedded(raw)
 
 
+@pytest.mark.shows("F38")
 def test_a_site_is_killed_and_comes_back_with_its_batchnorm(federation: Federation) -> None:
     file, raw = federation.experiment(12)
     process = federation.run(file, "killed-site")
@@ -47,6 +49,7 @@ def test_a_site_is_killed_and_comes_back_with_its_batchnorm(federation: Federati
     assert federation.numbers("killed-site") == in_embedded(raw)
 
 
+@pytest.mark.shows("F39")
 def test_the_link_is_killed_and_restarted_under_a_run(federation: Federation) -> None:
     file, raw = federation.experiment(8)
     process = federation.run(file, "killed-link")
@@ -59,6 +62,7 @@ def test_the_link_is_killed_and_restarted_under_a_run(federation: Federation) ->
     assert federation.numbers("killed-link") == in_embedded(raw)
 
 
+@pytest.mark.shows("F21", "F22")
 def test_a_site_that_hangs_is_left_out_and_its_late_answer_discarded(federation) -> None:
     file, _ = federation.experiment(5)
     process = federation.run(file, "hanging", "--deadline", "4")

@@ -121,6 +121,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.shows("F24", "F26", "F27", "F28", "F30", "F31", "F32", "F33", "F34", "W10", "W02")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_is_left_out_and_named(bench: Bench, name: str) -> None:
     tamper, reason = HOSTILE[name]
@@ -140,6 +141,7 @@ def test_a_silent_reset_of_batchnorm_is_refused(bench: Bench) -> None:
     assert "round 1: photo is left out" not in bench.notes()
 
 
+@pytest.mark.shows("F21", "F22")
 def test_a_straggler_is_left_out_and_named(bench: Bench) -> None:
     bench.limits = type(bench.limits)(wait=0.5, round=0.3, grace=0, poll=0.01, look=10)
     bench.run(bench.grid(lambda s, a: None if s == "photo" and messages.SHARED in a.content else a))
@@ -165,6 +167,7 @@ def test_a_node_that_restarts_is_asked_again_and_the_result_is_the_same(bench: B
     assert found == undisturbed
 
 
+@pytest.mark.shows("F25")
 def test_an_answer_by_another_node_is_refused(bench: Bench) -> None:
     def tamper(site: str, answer: Message) -> Message:
         if site == "photo" and messages.SHARED in answer.content:
@@ -175,6 +178,7 @@ def test_an_answer_by_another_node_is_refused(bench: Bench) -> None:
     assert "photo is left out: answered by another node, 999" in bench.notes()
 
 
+@pytest.mark.shows("F25", "F47")
 def test_a_node_whose_key_is_not_known_is_never_asked(bench: Bench) -> None:
     grid = bench.grid()
     only = Expected(("plain",), {b"plain": "plain"}, 1)
@@ -209,6 +213,7 @@ def test_a_rule_waits_for_as_many_sites_as_it_needs(bench: Bench) -> None:
         bench.run(bench.grid(), {**RAW, "methods": ["fedavg+krum"]})
 
 
+@pytest.mark.shows("F52", "F53")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -267,6 +272,7 @@ def test_a_site_takes_a_part_whose_module_it_trusts_however_it_is_written(
     )
 
 
+@pytest.mark.shows("F54")
 def test_a_site_refuses_another_version_and_another_federation(bench: Bench) -> None:
     grid = bench.grid()
     bench.run(grid)

@@ -93,6 +93,7 @@ def refused(federation: Mixed, name: str) -> str:
     return reason
 
 
+@pytest.mark.shows("F53")
 def test_another_class_order_is_refused_with_both_hashes(federation: Mixed) -> None:
     federation.join("photo", federation.here, ("well", "ill"))
     there, here = digest(["well", "ill"]), digest(["ill", "well"])
@@ -101,6 +102,7 @@ def test_another_class_order_is_refused_with_both_hashes(federation: Mixed) -> N
     )
 
 
+@pytest.mark.shows("F52")
 def test_another_model_is_refused_with_both_hashes(federation: Mixed) -> None:
     federation.join("photo", federation.modules("wider", width=5))
     words = refused(federation, "model").split()
@@ -110,6 +112,7 @@ def test_another_model_is_refused_with_both_hashes(federation: Mixed) -> None:
     assert words[2] != words[4]
 
 
+@pytest.mark.shows("F54")
 def test_another_version_is_refused_with_both_versions(federation: Mixed) -> None:
     federation.join("photo", federation.modules("older", width=4, more=VERSION))
     assert refused(federation, "version").startswith("fedbn 0.0.1 here, fedbn ")

@@ -55,6 +55,7 @@ def federation(tmp_path_factory):
         yield Wired(tmp_path_factory.mktemp("network"), stack)
 
 
+@pytest.mark.shows("F42")
 def test_a_slow_link_gives_the_same_numbers_and_its_time_is_shown(federation: Wired) -> None:
     file, raw = federation.experiment(2)
     federation.wire.bytes_a_second = 400_000
@@ -67,6 +68,7 @@ def test_a_slow_link_gives_the_same_numbers_and_its_time_is_shown(federation: Wi
         assert row["beyond_training"] > (row["bytes_down"] + row["bytes_up"]) / 2 / 400_000
 
 
+@pytest.mark.shows("F41")
 def test_a_network_cut_for_a_minute_has_no_double_effect(federation: Wired) -> None:
     file, raw = federation.experiment(8)
     process = federation.run(file, "cut")
@@ -82,6 +84,7 @@ def test_a_network_cut_for_a_minute_has_no_double_effect(federation: Wired) -> N
     assert federation.numbers("cut") == in_embedded(raw)
 
 
+@pytest.mark.shows("F50")
 def test_what_was_overheard_is_worth_nothing_when_sent_again(federation: Wired) -> None:
     file, raw = federation.experiment(2)
     finished(federation.run(file, "overheard"))
@@ -117,6 +120,7 @@ def drained(connection: socket.socket) -> bytes:
     return found
 
 
+@pytest.mark.shows("F50")
 def test_a_signed_request_is_refused_when_it_is_old(federation: Wired, monkeypatch) -> None:
     bundle = read_bundle(federation.folder.bundle("plain"))
     key = load_ssh_private_key(bundle.key, None)
@@ -139,6 +143,7 @@ def test_a_signed_request_is_refused_when_it_is_old(federation: Wired, monkeypat
         assert replayed.value.response.status_code == 401
 
 
+@pytest.mark.shows("F51")
 @pytest.mark.parametrize(("seconds", "side"), [(60, "ahead of"), (-3600, "behind")])
 def test_a_clock_that_is_wrong_is_named(federation: Wired, tmp_path, seconds, side) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -153,6 +158,7 @@ def test_a_clock_that_is_wrong_is_named(federation: Wired, tmp_path, seconds, si
     assert f"s {side} the server's: its messages would be refused" in site.said()
 
 
+@pytest.mark.shows("F43")
 def test_a_model_larger_than_a_message_may_be_passes_in_pieces(federation: Wired) -> None:
     """Flower cuts arrays into pieces of 5 MiB; this model needs several."""
     file, raw = federation.experiment(1, steps=1)
@@ -170,6 +176,7 @@ os.execv(sys.executable, [sys.executable, "-m", "fedbn", "federation", "demo"])
 """
 
 
+@pytest.mark.shows("F60")
 def test_the_demo_needs_no_network_but_the_loopback(tmp_path) -> None:
     unshare = ["unshare", "--map-root-user", "--net"]
     try:

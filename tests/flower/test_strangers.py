@@ -59,6 +59,7 @@ def altered(folder, tmp_path: Path, **changes: object) -> Path:
     return file
 
 
+@pytest.mark.shows("F45")
 def test_a_site_with_the_wrong_authority_is_refused(folder, tmp_path) -> None:
     other = credentials.make_authority("other", 10)
     file = altered(folder, tmp_path, ca=credentials.certificate_bytes(other.certificate))
@@ -67,6 +68,7 @@ def test_a_site_with_the_wrong_authority_is_refused(folder, tmp_path) -> None:
     assert "signed by another authority" in text
 
 
+@pytest.mark.shows("F48")
 def test_a_wrong_host_name_is_refused(folder, tmp_path) -> None:
     with at_another_address(folder, tmp_path) as file:
         code, text = join(file, tmp_path)
@@ -120,6 +122,7 @@ def node_says(file: Path, tmp_path: Path, words: tuple[str, ...]) -> str:
         node.end()
 
 
+@pytest.mark.shows("F47")
 def test_an_unregistered_key_is_refused(folder, tmp_path) -> None:
     stranger = credentials.ssh_private_bytes(credentials.make_key())
     code, text = join(altered(folder, tmp_path, key=stranger), tmp_path)
@@ -143,6 +146,7 @@ def expired(tmp_path: Path) -> Iterator[Path]:
         yield folder.bundle("plain")
 
 
+@pytest.mark.shows("F46")
 def test_an_expired_certificate_is_refused_with_its_date(tmp_path) -> None:
     with expired(tmp_path) as file:
         code, text = join(file, tmp_path)
@@ -153,6 +157,7 @@ def test_an_expired_certificate_is_refused_with_its_date(tmp_path) -> None:
 REFUSED = ("certificate verify failed", "CERTIFICATE_VERIFY_FAILED")
 
 
+@pytest.mark.shows("F45")
 def test_flowers_own_node_refuses_the_wrong_authority(folder, tmp_path) -> None:
     other = credentials.make_authority("other", 10)
     file = altered(folder, tmp_path, ca=credentials.certificate_bytes(other.certificate))
@@ -161,6 +166,7 @@ def test_flowers_own_node_refuses_the_wrong_authority(folder, tmp_path) -> None:
     assert "SuperNode ID" not in said
 
 
+@pytest.mark.shows("F48")
 def test_flowers_own_node_refuses_the_wrong_host(folder, tmp_path) -> None:
     with at_another_address(folder, tmp_path) as file:
         said = node_says(file, tmp_path, REFUSED)
@@ -168,6 +174,7 @@ def test_flowers_own_node_refuses_the_wrong_host(folder, tmp_path) -> None:
     assert "SuperNode ID" not in said
 
 
+@pytest.mark.shows("F46")
 def test_flowers_own_node_refuses_an_expired_certificate(tmp_path) -> None:
     with expired(tmp_path) as file:
         said = node_says(file, tmp_path, REFUSED)
@@ -175,6 +182,7 @@ def test_flowers_own_node_refuses_an_expired_certificate(tmp_path) -> None:
     assert "SuperNode ID" not in said
 
 
+@pytest.mark.shows("F59")
 def test_a_server_that_is_not_there_is_given_up_after_the_deadline(folder, tmp_path) -> None:
     file = altered(folder, tmp_path, address=f"127.0.0.1:{free_port()}")
     code, text = join(file, tmp_path, "--wait", "1")
@@ -182,6 +190,7 @@ def test_a_server_that_is_not_there_is_given_up_after_the_deadline(folder, tmp_p
     assert "no server at 127.0.0.1" in text
 
 
+@pytest.mark.shows("F49")
 def test_a_bundle_open_to_others_is_warned_of(folder, tmp_path) -> None:
     file = tmp_path / "open.fedbn"
     shutil.copy(folder.bundle("plain"), file)
@@ -192,12 +201,14 @@ def test_a_bundle_open_to_others_is_warned_of(folder, tmp_path) -> None:
     assert "can be read by others" in text
 
 
+@pytest.mark.shows("F44")
 def test_a_plain_client_is_refused(folder) -> None:
     port = folder.read().port
     with pytest.raises(httpx.HTTPError):
         httpx.post(f"http://127.0.0.1:{port}/v1/fleet/pull-messages", timeout=5)
 
 
+@pytest.mark.shows("F44")
 def test_a_plain_node_never_gets_in(folder, tmp_path) -> None:
     port = folder.read().port
     flags = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--max-retries", "1"]
@@ -226,6 +237,7 @@ def test_only_the_operator_starts_runs_and_takes_tasks(folder, tmp_path) -> None
         client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
 
 
+@pytest.mark.shows("F58")
 def test_a_port_in_use_is_said(folder) -> None:
     with pytest.raises(FedbnError, match="is in use"), server_app.server(folder, "127.0.0.1"):
         pass

@@ -79,6 +79,7 @@ class Casting(nn.Sequential):
         return super().forward(x.flatten(1).to(self[0].weight.dtype)).float()
 
 
+@pytest.mark.shows("F56")
 def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_best_round_that_no_site_would_use_is_refused() -> None:
         server_app.orders(checked(raw), "fed")
 
 
+@pytest.mark.shows("F55")
 def test_a_gpu_here_and_none_there_is_each_sites_own_choice(bench: Bench) -> None:
     raw = {**RAW, "training": {**RAW["training"], "device": "cuda:7"}}
     with pytest.raises(TooFewClients, match=r"training\.device = 'cuda:7': 0 CUDA"):
@@ -180,6 +182,7 @@ def test_a_site_examines_itself_without_a_server(tmp_path) -> None:
     assert "--experiment needs --data" in str(alone.exception)
 
 
+@pytest.mark.shows("F51")
 @pytest.mark.parametrize(("ahead", "fine"), [(0, True), (4, True), (6, False), (-299, True)])
 def test_clocks_must_agree_as_far_as_flower_asks(ahead: float, fine: bool) -> None:
     if fine:

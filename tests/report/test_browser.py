@@ -107,6 +107,7 @@ def test_a_report_is_whole_in_a_browser(chromium, reports, name, width, scheme):
         chromium.picture(Path(shots) / f"{name}-{width}-{scheme}.png")
 
 
+@pytest.mark.shows("W06")
 def test_no_script_of_a_name_runs(chromium, reports):
     chromium.open(reports["hostile"].as_uri(), 1280, dark=False)
     assert not any(

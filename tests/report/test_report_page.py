@@ -117,6 +117,7 @@ def test_figures_and_tables_can_be_read_aloud():
     assert outline.all("html")[0]["lang"] == "en"
 
 
+@pytest.mark.shows("W06")
 def test_names_cannot_become_markup():
     run = contents(
         HOSTILE,

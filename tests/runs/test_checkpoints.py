@@ -98,6 +98,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.shows("F10", "F11", "F12", "F13", "F14")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     damage: Callable[[Path], Path], finished: Path
@@ -114,6 +115,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert bits(finished) == whole
 
 
+@pytest.mark.shows("F11")
 def test_no_bit_of_a_manifest_can_flip_unseen(finished: Path) -> None:
     """Round 3 that becomes 2, or a format that becomes another, would be believed otherwise."""
     file = newest(finished) / "manifest.json"
@@ -126,6 +128,7 @@ def test_no_bit_of_a_manifest_can_flip_unseen(finished: Path) -> None:
             checkpoints.read_manifest(file.parent)
 
 
+@pytest.mark.shows("F11")
 def test_no_bit_of_a_state_can_flip_unseen(finished: Path) -> None:
     """Neither in the header, which has no checksum of its own, nor in the tensors."""
     checkpoint = newest(finished)
@@ -229,6 +232,7 @@ def test_lost_records_are_damage(finished: Path) -> None:
     assert "records of round 1 are missing" in answer.err.splitlines()[-1]
 
 
+@pytest.mark.shows("F02")
 def test_leftovers_of_a_kill_while_a_checkpoint_was_written(finished: Path) -> None:
     whole = bits(finished)
     last = newest(finished)

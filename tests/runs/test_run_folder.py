@@ -130,6 +130,7 @@ def test_another_seed_gives_other_bits(finished: Path, sites: Path, tmp_path: Pa
     assert not first["0.weight"].equal(second["0.weight"])
 
 
+@pytest.mark.shows("D19")
 def test_names_in_any_script_survive(tmp_path: Path) -> None:
     names = ["a b", "日本", "[red]c", "$x^{$", "–"]
     sites = write_sites(tmp_path / "sites", names)
@@ -165,6 +166,7 @@ def test_what_a_kill_left_of_a_first_write_does_not_occupy_a_folder(tmp_path: Pa
     assert folder.read_request() == {"seeds": [1]}
 
 
+@pytest.mark.shows("F09")
 @pytest.mark.parametrize("parent", ["file", "/proc"])
 def test_a_folder_that_cannot_be_written(parent: str, sites: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
@@ -187,6 +189,7 @@ def test_two_runs_in_one_second_get_two_folders(sites: Path, tmp_path: Path) -> 
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
+@pytest.mark.shows("F15")
 def test_the_folder_is_one_process_at_a_time(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder.locked(), pytest.raises(FedbnError, match="in use"), RunFolder(tmp_path).locked():

@@ -7,6 +7,7 @@ import io
 import json
 
 import numpy as np
+import pytest
 import torch
 from use_sites import site
 
@@ -74,6 +75,7 @@ def test_predictions_have_a_row_an_input_and_a_column_a_class(trained: Trained):
     assert "label" not in bare.header()
 
 
+@pytest.mark.shows("W07")
 def test_no_cell_is_a_formula_and_quoting_is_right():
     evil = ('=HYPERLINK("http://x")', "+1+cmd", "-2+3", "@SUM(A1)", "\tx", 'a,"b"\nc', "-1")
     proba = np.eye(7)

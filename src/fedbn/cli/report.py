@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -75,6 +76,9 @@ def _check(file: Path) -> None:
         raise ConfigError(f"--out {file} is a folder; name a file in it, as {file / 'report.html'}")
     if not file.parent.is_dir() and file.parent.exists():
         raise ConfigError(f"--out {file}: {file.parent} is a file")
+    effective = os.access in os.supports_effective_ids
+    if file.parent.exists() and not os.access(file.parent, os.W_OK, effective_ids=effective):
+        raise ConfigError(f"cannot write {file}: Permission denied")
 
 
 def _made(
