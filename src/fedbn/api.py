@@ -18,7 +18,7 @@ from fedbn.core.engine import one_torch_thread
 from fedbn.core.method import Method
 from fedbn.core.plan import copied
 from fedbn.core.rounds import Record, initial_state
-from fedbn.data.arrays import Data, federation_of
+from fedbn.data.python_data import Data
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import (
     IN_PYTHON,
@@ -31,6 +31,7 @@ from fedbn.experiments.configuration import (
 from fedbn.experiments.jobs import Event, Job, Listener, Setting
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, reached, run_plan, start
+from fedbn.experiments.sources import given_federation
 from fedbn.methods import parse_method
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
@@ -144,10 +145,9 @@ def fit(
         section = isinstance(value, Mapping) and "." not in key
         raw = changed(raw, {key: value}) if section else placed(raw, key, value)
     experiment = checked(with_absolute_paths(raw), "fit")
-    planner = Planner(
-        federation=None if isinstance(data, str | Path) else federation_of(data),
-        make_model=_maker(model),
-    )
+    named = isinstance(data, str | Path)
+    given = None if named else given_federation(data, experiment.data)
+    planner = Planner(federation=given, make_model=_maker(model))
     setting = Setting("default", experiment)
     mu = experiment.method.mu
     jobs = [Job(_method(m, mu), setting, s) for s, m in itertools.product(drawn, chosen)]
@@ -292,7 +292,7 @@ def _check(
         section = key.partition(".")[0]
         if section in _NOT_HERE:
             why = "fit trains methods and seeds of one setting; `fedbn run` does this"
-        elif key in names or (section == "data" and names.get("data.name") == IN_PYTHON):
+        elif key in names or (key == "data.path" and names.get("data.name") == IN_PYTHON):
             why = f"the argument `{section}` decides that"
         elif key == "method.mu" and all(isinstance(method, Method) for method in methods):
             why = "`method` is a value, which has its own"

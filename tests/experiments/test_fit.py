@@ -140,7 +140,7 @@ def test_what_fit_refuses_it_writes_nothing_for(
 
 def test_first_weights_are_drawn_by_one_thread() -> None:
     """Orthogonal ones differ with the number of threads, so a seed would not decide them."""
-    from fedbn.data.arrays import federation_of
+    from fedbn.data.python_data import federation_of
     from fedbn.experiments.jobs import jobs
     from fedbn.experiments.planner import Planner
     from fedbn.experiments.schema import Experiment

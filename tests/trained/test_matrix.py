@@ -51,7 +51,7 @@ def test_the_matrix_can_be_written(trained: Trained):
 def test_clients_of_one_domain_share_a_column():
     from dataclasses import replace
 
-    from fedbn.data.arrays import federation_of
+    from fedbn.data.python_data import federation_of
 
     one = federation_of({"a-1": (X, Y), "a-2": (X, Y)})
     test = one.clients[0].tests["a-1"]

@@ -1,4 +1,4 @@
-"""Arrays by client, given from Python or as a folder of npz files; and what labels must be.
+"""Arrays: what is in npz files, and what samples and labels must be.
 
 An npz has `train_x`, `train_y`, `test_x`, `test_y` (`train_images`, ... will do too)
 and, if the labels have names, `classes`. `uint8` images become floats in [−1, 1], floats are taken
@@ -16,81 +16,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.core.federation import Client, Federation, Split, all_targets
-from fedbn.core.randomness import generator, stratified
+from fedbn.core.federation import Split
 from fedbn.data.storage import check_regular
 from fedbn.errors import DataError, unknown
 from fedbn.text import one_line, shown
 
-_Pair = tuple[Any, Any]
-Data = Federation | Mapping[str, _Pair | tuple[_Pair, _Pair]]
-_TEST_SHARE = 0.2
 _SHOWN = 20
 _MOST_CLASSES = 100_000
 ENDINGS = {"x": ("x", "images"), "y": ("y", "labels")}
 """What arrays of samples and of labels may be called, behind the name of their part."""
 _ARRAYS = "arrays of NumPy, tensors or lists of numbers"
-_SHAPES = "(x, y) or ((train_x, train_y), (test_x, test_y))"
 
 
-def federation_of(data: Data) -> Federation:
-    """Make a federation of arrays by client.
-
-    A client with one pair of arrays has a stratified fifth of it held out for testing. Floats
-    become float32, as models are; `uint8` images stay and are scaled to [−1, 1] batch by batch.
-
-    Examples:
-        >>> x = [[0.0], [1.0], [2.0], [3.0], [4.0]] * 2
-        >>> made = federation_of({"a": (x, [0, 1, 0, 1, 0] * 2)})
-        >>> len(made.clients[0].train), len(made.clients[0].tests["a"]), made.classes
-        (8, 2, ('0', '1'))
-    """
-    if isinstance(data, Federation):
-        return data
-    if not isinstance(data, Mapping):
-        raise DataError(
-            f"data is a {type(data).__name__}; expected a mapping of clients to {_SHAPES}"
-        )
-    if not data:
-        raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
-    clients = tuple(_client(str(name), given) for name, given in data.items())
-    parts = [part for c in clients for part in (c.train, *c.tests.values())]
-    classes = max(int(all_targets(part).max()) for part in parts if len(part)) + 1
-    return Federation("arrays", clients, tuple(str(label) for label in range(max(classes, 2))))
-
-
-def _client(name: str, given: Any) -> Client:
-    where = f"data, client {name}"
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise DataError(f"{where}: expected {_SHAPES}, got a {type(given).__name__}")
-    first, second = given
-    if isinstance(first, tuple) and isinstance(second, tuple):
-        train, test = _split(f"{where}, train", first), _split(f"{where}, test", second)
-        return Client(name, name, train, {name: test})
-    whole = _split(where, given)
-    if len(whole) < 3:
-        raise DataError(f"{where}: {len(whole)} samples; at least 3 are needed")
-    rest, held = stratified(whole.y, _TEST_SHARE, generator(0, "test split", client=name))
-    return Client(name, name, whole.take(rest), {name: whole.take(held)})
-
-
-def _split(where: str, pair: Any) -> Split:
-    if len(pair) != 2:
-        raise DataError(f"{where}: {len(pair)} arrays; expected x and y")
-    x, y = tensor_of(pair[0], f"{where}, x"), tensor_of(pair[1], f"{where}, y")
-    if x.dim() < 2:
-        raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
-    labels = torch.from_numpy(_numbered(y.numpy(force=True), where))
-    if len(x) != len(y):
-        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
-    for sample in (labels < 0).nonzero().flatten().tolist():
-        raise DataError(f"{where}: label {y[sample]} of sample {sample}: legal are 0 and up")
-    return Split(x if x.dtype == torch.uint8 else x.float(), labels)
+def numbered_groups(names: NDArray[Any], n: int, where: str) -> Tensor:
+    """Number groups; samples of one name have one number."""
+    if names.shape != (n,):
+        raise DataError(f"{where}: shape {names.shape} for {n} samples; expected one a sample")
+    return torch.from_numpy(np.unique(names.astype(str), return_inverse=True)[1])
 
 
 def tensor_of(value: Any, where: str) -> Tensor:
     """Bring numbers to a tensor; what is none is refused before anybody iterates over it."""
-    first = value
+    first = value = value.to_numpy() if hasattr(value, "to_numpy") else value  # pandas
     while isinstance(first, list | tuple) and first:
         first = first[0]
     if hasattr(first, "__getitem__") and not (

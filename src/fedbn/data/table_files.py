@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def _read_csv(file: Path) -> Table:
         delimiter = max(",;\t", key=stream.readline().count)
         stream.seek(0)
         lines = csv.reader(stream, delimiter=delimiter, strict=True)
-        header = _header(next(lines, []), file)
+        header = unique_header(next(lines, []), shown(file))
         rows, cells = _cells(lines, len(header), file)
     if delimiter == ";":
         cells = [[_with_point(cell) for cell in column] for column in cells]
@@ -118,13 +118,14 @@ def _with_point(cell: str) -> str:
     return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell.strip()) else cell
 
 
-def _header(names: list[str], file: Path) -> list[str]:
+def unique_header(names: Sequence[str], where: str) -> list[str]:
+    """The names of columns, each of which must be one column's."""
     header = [name.strip() for name in names]
     if not any(header):
-        raise DataError(f"{shown(file)}: empty; expected a header and rows")
+        raise DataError(f"{where}: empty; expected a header and rows")
     for number, name in enumerate(header):
         if name in header[:number]:
-            raise DataError(f"{shown(file)}: two columns are called {name!r}")
+            raise DataError(f"{where}: two columns are called {name!r}")
     return header
 
 
@@ -143,7 +144,7 @@ def _read_parquet(file: Path) -> Table:
         raise DataError(
             f"{shown(file)}: damaged or not a Parquet file ({one_line(error)})"
         ) from error
-    header = _header(list(content), file)
+    header = unique_header(list(content), shown(file))
     texts = [["" if v is None else str(v) for v in cells] for cells in content.values()]
     columns = dict(zip(header, texts, strict=True))
     return Table(shown(file), columns, list(range(2, 2 + len(texts[0]))))

@@ -12,11 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import torch
-
-from fedbn.core.federation import Client, Federation, Split
-from fedbn.data.arrays import array_split, common_classes, places, read_npz
+from fedbn.core.federation import Client, Federation
+from fedbn.data.arrays import array_split, common_classes, read_npz
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.image_folders import (
     FOLDER_LAYOUT,
@@ -31,8 +28,8 @@ from fedbn.data.image_folders import (
 )
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.storage import Info, check_distinct
-from fedbn.data.table_columns import check_complete, feature_columns, filled
-from fedbn.data.table_files import TABLE_LAYOUT, label_classes, read_sites, repeated_ids
+from fedbn.data.table_files import TABLE_LAYOUT, read_sites
+from fedbn.data.tables import TableOptions, table_federation
 from fedbn.errors import ConfigError, DataError
 
 __all__ = ["arrays", "folders", "tables"]
@@ -129,6 +126,7 @@ def tables(
     label: str | None = None,
     site: str | None = None,
     id: str | None = None,
+    group: str | None = None,
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
     missing: Literal["error", "mean"] = "error",
@@ -142,6 +140,7 @@ def tables(
         label: The column of classes.
         site: The column of sites, for one file.
         id: The column that names a row, no feature; values that repeat are remarked on.
+        group: The column of groups, no feature: rows of one patient are never on both sides.
         drop: Columns that are no features.
         categorical: Columns of numbers that are names, to be one-hot.
         missing: Whether an empty cell is an error, or becomes the mean of the site's training
@@ -151,25 +150,7 @@ def tables(
     """
     if path is None:
         raise ConfigError(f"data.path is needed for data 'tables': {TABLE_LAYOUT}")
-    found = read_sites(Path(path), site)
-    if label is None:
-        named = ", ".join(next(iter(found.values())).columns)
-        raise ConfigError(f"data.label is needed for tables: the column of classes, of {named}")
-    classes = label_classes(found, label)
-    left_out = {label, *drop, *(name for name in (site, id) if name)}
-    columns = feature_columns(found, left_out, categorical)
-    if missing == "error":
-        for table in found.values():
-            check_complete(table, columns)
-    division = Division(test_share, split_seed)
-    clients = []
-    for name, table in found.items():
-        cells = [cell.strip() for cell in table.columns[label]]
-        y = torch.from_numpy(places(cells, classes, table.where))
-        rest, held = division.places(y, name)
-        features = np.concatenate([column.encode(table) for column in columns], axis=1)
-        whole = Split(torch.from_numpy(filled(features, rest.numpy(), columns, table)), y)
-        clients.append(Client(name, name, whole.take(rest), {name: whole.take(held)}))
-    remarks = repeated_ids(found, id) if id else ()
-    told = {"columns": [[c.name, c.values] for c in columns], "label": label, "missing": missing}
-    return Federation(Path(path).resolve().stem, tuple(clients), classes, remarks, {"table": told})
+    columns = TableOptions(
+        label, site, id, group, drop, categorical, missing, test_share, split_seed
+    )
+    return table_federation(Path(path).resolve().stem, read_sites(Path(path), site), columns)

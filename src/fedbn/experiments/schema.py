@@ -110,6 +110,16 @@ class DataSection(Section):
 
     name: str | None = Field(None, description="a registered data set, or module:callable")
     path: str | None = Field(None, description="a folder or file of your own")
+    partition: str | None = Field(
+        None, description="deal all samples into clients: iid, dirichlet(a) or shards(k)"
+    )
+    clients: int | None = Field(None, ge=1, description="into how many; 10 unless given")
+
+    @model_validator(mode="after")
+    def _dealt(self) -> DataSection:
+        if self.clients is not None and self.partition is None:
+            raise ValueError("clients says into how many data is dealt; set partition too")
+        return self
 
     @property
     def options(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedbn.core.packing import StateLayout
 from fedbn.core.state import entries, unwrap
 from fedbn.core.user_code import contained
 from fedbn.data.checks import recognize
+from fedbn.data.partitions import dealt
+from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, reason, unknown
 from fedbn.experiments.configuration import explained
 from fedbn.experiments.schema import DataSection, ModelSection
@@ -26,6 +29,7 @@ from fedbn.models import suggested
 from fedbn.text import one_line
 
 _WRAPPERS = ("module.", "_orig_mod.")
+_CLIENTS = 10
 
 
 def data_name(section: DataSection) -> tuple[str, str | None]:
@@ -56,7 +60,27 @@ def load_federation(section: DataSection) -> Federation:
         raise DataError(f"data {name}: {reason(error)}") from error
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
-    return federation
+    return _dealt(federation, section)
+
+
+def given_federation(data: Data, section: DataSection) -> Federation:
+    """Make a federation of data given from Python, with the options a configuration gives."""
+    options = _options(partial(federation_of, data), section.options, "data")
+    flat = not isinstance(data, Mapping | Federation)
+    if flat and section.partition is None and "site" not in options:
+        raise DataError(
+            f"data is a {type(data).__name__}; expected a mapping of clients to data; one data set "
+            "is dealt into clients by data.partition, a DataFrame by its column data.site"
+        )
+    return _dealt(federation_of(data, **options), section)
+
+
+def _dealt(federation: Federation, section: DataSection) -> Federation:
+    """Deal all samples into clients, where that is asked for."""
+    if section.partition is None:
+        return federation
+    seed = section.options.get("split_seed", 0)
+    return dealt(federation, section.partition, section.clients or _CLIENTS, seed)
 
 
 def model_builder(
@@ -167,7 +191,8 @@ def _signature(build: Callable[..., Any], where: str) -> inspect.Signature:
 def _hints(build: Callable[..., Any]) -> dict[str, Any]:
     """The types of the arguments; none where a user's names cannot be looked up."""
     try:
-        return typing.get_type_hints(build, include_extras=True)
+        function = build.func if isinstance(build, partial) else build
+        return typing.get_type_hints(function, include_extras=True)
     except Exception:
         return {}
 

@@ -14,7 +14,7 @@ from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState, initial_state
-from fedbn.data.arrays import Data, federation_of
+from fedbn.data.python_data import Data
 from fedbn.errors import ConfigError, DamagedRun, unknown
 from fedbn.experiments.configuration import IN_PYTHON, held_experiment
 from fedbn.experiments.environment import facts_for, sketch
@@ -22,7 +22,7 @@ from fedbn.experiments.jobs import Job, Key, method_of, named_jobs
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
-from fedbn.experiments.sources import named_files
+from fedbn.experiments.sources import given_federation, named_files
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.trained import local_parts
@@ -96,7 +96,7 @@ def open_run(
     job = _job(folder, method, seed, setting)
     _check_local(folder.job(*job.key))
     own = _maker(job, model)
-    given = None if data is None else federation_of(data)
+    given = None if data is None else given_federation(data, job.setting.experiment.data)
     facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
     loader = _Loader(folder, job.setting.experiment, given, notes)
     known = sketch(facts) if facts else loader()

@@ -1,0 +1,327 @@
+"""Data given from Python: arrays, Datasets and DataFrames, by client or as one to be dealt out.
+
+A client is `(x, y)`, `(x, y, groups)`, a Dataset or a DataFrame; or `(train, test)` or
+`(train, valid, test)` of the first three. Arrays stay in memory; where a Dataset is among them,
+everything is read lazily.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbn.core.federation import AnySplit, Client, Federation, Split
+from fedbn.core.randomness import divided, generator
+from fedbn.data.arrays import numbered_groups, places, tensor_of
+from fedbn.data.benchmarks import TestShare
+from fedbn.data.lazy_split import LazySplit, Loader, Source, Workers, label_key, parts_of, told
+from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
+from fedbn.errors import ConfigError, DataError, FedbnError
+
+Data = Any
+"""A `Federation`, a mapping of clients to their data, or one data set to be dealt out."""
+_SHAPES = (
+    "(x, y), (x, y, groups), a Dataset or a DataFrame; or (train, test) or (train, valid, test)"
+)
+_PARTS = {2: ("train", "test"), 3: ("train", "valid", "test")}
+_FEWEST = 3
+_LOG = logging.getLogger("fedbn")
+
+
+def federation_of(
+    data: Data,
+    classes: list[str] | None = None,
+    workers: Workers = 0,
+    label: str | None = None,
+    site: str | None = None,
+    id: str | None = None,
+    group: str | None = None,
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: Literal["error", "mean"] = "error",
+    test_share: TestShare = 0.2,
+    split_seed: int = 0,
+) -> Federation:
+    """Make a federation of data that was given from Python.
+
+    A client without a test part has a stratified share of it held out. Floats become float32, as
+    models are; `uint8` images stay and are scaled to [−1, 1] batch by batch.
+
+    Args:
+        data: A mapping of clients to their data; one data set is one client.
+        classes: The names of the classes, where Datasets do not tell them.
+        workers: Processes that read Datasets ahead; never changes a result.
+        label: Of DataFrames, as all below: the column of classes.
+        site: The column of sites, of one DataFrame.
+        id: The column that names a row, no feature.
+        group: The column of groups: rows of one patient are never on both sides.
+        drop: Columns that are no features.
+        categorical: Columns of numbers that are names.
+        missing: Whether an empty cell is an error, or becomes the mean of the training rows.
+        test_share: The part of a client held out for testing.
+        split_seed: Decides which.
+
+    Examples:
+        >>> x = [[0.0], [1.0], [2.0], [3.0], [4.0]] * 2
+        >>> made = federation_of({"a": (x, ["no", "yes", "no", "yes", "no"] * 2)})
+        >>> len(made.clients[0].train), len(made.clients[0].tests["a"]), made.classes
+        (8, 2, ('no', 'yes'))
+    """
+    if isinstance(data, Federation):
+        return data
+    given = dict(data) if isinstance(data, Mapping) else {"data": data}
+    if not given:
+        raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
+    given = {str(name): each for name, each in given.items()}
+    columns = TableOptions(
+        label, site, id, group, drop, categorical, missing, test_share, split_seed
+    )
+    if any(map(is_frame, given.values())):
+        return table_federation("tables", frame_tables(given, site), columns)
+    if columns != TableOptions(test_share=test_share, split_seed=split_seed):
+        raise ConfigError("data.label, data.site and the like name columns, which DataFrames have")
+    parts = {name: _parts(name, each) for name, each in given.items()}
+    return _federation(parts, classes, workers, columns)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of a client: a Dataset, or arrays; its targets and groups where they are known."""
+
+    where: str
+    dataset: Any = None
+    x: Tensor | None = None
+    y: NDArray[Any] | None = None
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset if self.x is None else self.x)
+
+
+def _parts(name: str, given: Any) -> dict[str, _Part]:
+    """Tell a client's parts apart: `all`, or `train` and `test`, perhaps `valid`."""
+    where = f"data, client {name}"
+    if is_dataset(given) or _is_arrays(given):
+        return {"all": _part(where, given)}
+    if not isinstance(given, tuple | list) or len(given) not in _PARTS:
+        raise DataError(f"{where}: expected {_SHAPES}, got a {type(given).__name__}")
+    pairs = zip(_PARTS[len(given)], given, strict=True)
+    return {part: _part(f"{where}, {part}", each) for part, each in pairs}
+
+
+def is_dataset(value: Any) -> bool:
+    """Tell a map-style Dataset from arrays and collections of them."""
+    array = isinstance(value, Sequence | Mapping | Tensor) or hasattr(value, "__array__")
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array
+
+
+def _is_arrays(given: Any) -> bool:
+    """Tell `(x, y)` and `(x, y, groups)` from parts."""
+    if not isinstance(given, tuple | list) or len(given) not in _PARTS:
+        return False
+    return not any(is_dataset(each) or isinstance(each, tuple) for each in given)
+
+
+def _part(where: str, given: Any) -> _Part:
+    if is_dataset(given):
+        return _Part(where, dataset=given, y=known_targets(given))
+    if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
+        raise DataError(f"{where}: a {type(given).__name__}; expected (x, y) or a Dataset")
+    x = tensor_of(given[0], f"{where}, x")
+    if x.dim() < 2:
+        raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
+    y, groups = _targets(given[1], f"{where}, y"), None
+    if len(given) == 3:
+        groups = numbered_groups(np.asarray(given[2]), len(x), f"{where}, groups")
+    if len(x) != len(y):
+        raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
+    return _Part(where, x=x if x.dtype == torch.uint8 else x.float(), y=y, groups=groups)
+
+
+def _targets(y: Any, where: str) -> NDArray[Any]:
+    """Targets as an array: names, truth values or numbers, as they were given."""
+    values = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
+    if values.dtype.kind == "O" and all(isinstance(v, str) for v in values.flat):
+        values = values.astype(str)
+    return values if values.dtype.kind in "USb" else tensor_of(y, where).numpy(force=True)
+
+
+def known_targets(dataset: Any) -> NDArray[Any] | None:
+    """Targets of all samples, where a Dataset tells them without reading samples.
+
+    `targets` (torchvision), `tensors` (torch), a column (Hugging Face), `data` (MONAI); parts and
+    chains of such (`Subset`, `ConcatDataset`). What does not agree with the first sample is no
+    target of it.
+    """
+    found = _told(dataset)
+    if found is None or len(found) != len(dataset) or not len(found):
+        return None
+    values = np.asarray(found)
+    if values.dtype.kind not in "iubUS" or values.ndim != 1:
+        return None
+    try:
+        first = np.asarray(parts_of(dataset[0])[1])
+    except FedbnError:
+        return None
+    return values if first.shape == () and str(first) == str(values[0]) else None
+
+
+def _told(dataset: Any) -> Any:
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        whole = _told(dataset.dataset)
+        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=int)]
+    if hasattr(dataset, "datasets"):
+        parts = [_told(each) for each in dataset.datasets]
+        return None if any(p is None for p in parts) else np.concatenate([*map(np.asarray, parts)])
+    if isinstance(tensors := getattr(dataset, "tensors", None), tuple) and len(tensors) == 2:
+        return tensors[1]
+    if (features := getattr(dataset, "features", None)) and (key := label_key(features)):
+        return dataset[key]
+    rows = getattr(dataset, "data", None)
+    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        key = label_key(rows[0])
+        return [row[key] for row in rows] if key else None
+    return getattr(dataset, "targets", None)
+
+
+def _named(dataset: Any) -> list[str] | None:
+    """The names of a Dataset's classes, where it tells them."""
+    features = getattr(dataset, "features", None)
+    if features and (key := label_key(features)):
+        return getattr(features[key], "names", None)
+    inner = getattr(dataset, "dataset", None)
+    found = getattr(dataset, "classes", None) or (_named(inner) if inner is not None else None)
+    return [str(name) for name in found] if isinstance(found, list | tuple) else None
+
+
+def _federation(
+    given: Mapping[str, Mapping[str, _Part]],
+    classes: Sequence[str] | None,
+    workers: int,
+    options: TableOptions,
+) -> Federation:
+    parts = {(name, part): each for name, own in given.items() for part, each in own.items()}
+    lazy = any(part.dataset is not None for part in parts.values())
+    names, parts, remarks = _classes(parts, classes)
+    splits = _lazy(parts, names, workers) if lazy else _in_memory(parts, names)
+    clients = []
+    for name, own in given.items():
+        mine = {part: splits[name, part] for part in own}
+        if "all" in mine:
+            whole = mine["all"]
+            if len(whole) < _FEWEST:
+                raise DataError(f"data, client {name}: {len(whole)} samples; at least 3 are needed")
+            draws = generator(options.split_seed, "test split", client=name)
+            rest, held = divided(whole, options.test_share, draws)
+            mine = {"train": whole.take(rest), "test": whole.take(held)}
+        clients.append(Client(name, name, mine["train"], {name: mine["test"]}, mine.get("valid")))
+    if lazy:
+        remarks.append(
+            "Datasets are read a batch at a time; whether they changed is told by their length and "
+            "64 samples of each"
+        )
+    return Federation("arrays", tuple(clients), names, tuple(remarks))
+
+
+def _classes(
+    parts: Mapping[Any, _Part], given: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[Any, _Part], list[str]]:
+    """The names of classes or targets; the parts, with what a pass over labels told; remarks."""
+    found, remarks = dict(parts), []
+    said = given or next(
+        (names for part in parts.values() if (names := _named(part.dataset))), None
+    )
+    if said is None:
+        for key, part in parts.items():
+            if part.y is None and len(part):
+                found[key], text = _read_targets(part)
+                remarks.append(text)
+    known = [part.y for part in found.values() if part.y is not None and len(part.y)]
+    if said is not None:
+        return tuple(map(str, said)), found, remarks
+    if any(y.dtype.kind in "USb" and y.ndim == 1 for y in known):
+        return tuple(sorted({str(v) for y in known for v in y.tolist()})), found, remarks
+    if known and known[0].dtype.kind in "iu":
+        largest = max(int(y.max()) for y in known)
+        return tuple(str(label) for label in range(max(largest + 1, 2))), found, remarks
+    columns = known[0].shape[1] if known and known[0].ndim == 2 else 1
+    return tuple(str(number) for number in range(columns)), found, remarks
+
+
+def _read_targets(part: _Part) -> tuple[_Part, str]:
+    """Read all targets of a Dataset that tells neither them nor its classes."""
+    way_out = "classes = [...] (in fit: data__classes) or an attribute `targets` spares this"
+    _LOG.warning(f"{part.where}: reading all {len(part)} samples once for their labels; {way_out}")
+    begun, found = time.monotonic(), []
+    for index in range(len(part)):
+        try:
+            found.append(np.asarray(parts_of(part.dataset[index])[1]))
+        except Exception as error:
+            raise DataError(f"{part.where}, sample {index}: {told(error)}") from error
+    took = f"{time.monotonic() - begun:.1f} s"
+    try:
+        values = np.stack(found)
+    except ValueError as error:
+        raise DataError(f"{part.where}: targets of different shapes") from error
+    return replace(part, y=values), (
+        f"{part.where}: all {len(part)} samples were read once for their labels ({took}); {way_out}"
+    )
+
+
+def target_tensor(part: _Part, names: Sequence[str]) -> Tensor:
+    """Targets as a model takes them: names and truth values are places among the classes."""
+    y, where = part.y, part.where
+    assert y is not None
+    if y.ndim == 1 and y.dtype.kind in "USb":
+        return torch.from_numpy(places([str(name) for name in y.tolist()], names, where))
+    if y.ndim == 1 and y.dtype.kind in "iu":
+        for sample in np.flatnonzero(y < 0)[:1]:
+            raise DataError(f"{where}: label {y[sample]} of sample {sample}: legal are 0 and up")
+        return torch.from_numpy(y.astype(np.int64))
+    found = torch.from_numpy(y)
+    if found.is_floating_point():
+        return found.float().reshape(len(y), -1)
+    return found if found.dtype in (torch.bool, torch.uint8) else found.long()
+
+
+def _in_memory(parts: Mapping[Any, _Part], names: Sequence[str]) -> dict[Any, AnySplit]:
+    found: dict[Any, AnySplit] = {}
+    for key, part in parts.items():
+        assert part.x is not None
+        found[key] = Split(part.x, target_tensor(part, names), groups=part.groups)
+    return found
+
+
+class _Pairs:
+    """Arrays as a Dataset, where they stand beside one."""
+
+    def __init__(self, x: Tensor, y: Tensor):
+        self._x, self._y = x, y
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._x[index], self._y[index]
+
+
+def _lazy(parts: Mapping[Any, _Part], names: Sequence[str], workers: int) -> dict[Any, AnySplit]:
+    known = {k: None if p.y is None else target_tensor(p, names) for k, p in parts.items()}
+    sources = []
+    for key, part in parts.items():
+        y = known[key]
+        dataset = part.dataset if part.x is None or y is None else _Pairs(part.x, y)
+        sources.append(Source.of(dataset, part.where, names))
+    loader = Loader(sources, workers)
+    return {
+        key: LazySplit.of(loader, which, known[key], part.groups)
+        for which, (key, part) in enumerate(parts.items())
+    }

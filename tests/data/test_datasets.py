@@ -1,0 +1,281 @@
+"""Datasets of torch and others, read a batch at a time: bits, bounds and faults."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+import fedbn
+from fedbn.core.federation import all_targets
+from fedbn.data import lazy_split
+from fedbn.data.python_data import federation_of, known_targets
+from fedbn.errors import ConfigError, DataError
+from fedbn.trained.evaluation import evaluate_all
+
+N, SHAPE = 40, (3, 6, 6)
+
+
+class Made(Dataset):
+    """Samples made from their index; what is drawn from global generators is added."""
+
+    def __init__(self, n=N, shift=0.0, noisy=True, targets=True):
+        self.n, self.shift, self.noisy, self.reads = n, shift, noisy, []
+        if targets:
+            self.targets = [index % 3 for index in range(n)]
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        x = torch.full(SHAPE, float(index % 7)) + self.shift
+        if self.noisy:
+            x = x + torch.rand(SHAPE) + random.random() + np.random.random()
+        return x, index % 3
+
+
+def fitted(data, workers=0, rounds=2, **more):
+    return fedbn.fit(
+        data,
+        "mlp",
+        rounds=rounds,
+        training__batch_size=8,
+        data__workers=workers,
+        notes=lambda text: None,
+        **more,
+    )
+
+
+def bits(result):
+    return {
+        name: value
+        for client in result.models
+        for name, value in result.model(client).state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_bits_do_not_depend_on_how_many_processes_read(workers):
+    sites = {"a": Made(), "b": (Made(shift=5.0), Made(20, 5.0))}
+    here, apart = (fitted(sites, count) for count in (0, workers))
+    assert all(torch.equal(value, bits(apart)[name]) for name, value in bits(here).items())
+    assert here.records == apart.records
+
+
+def test_what_a_transform_draws_depends_on_round_pass_client_and_index_alone():
+    data = federation_of({"a": Made(), "b": Made()})
+    a, b = (client.train for client in data.clients)
+    index = torch.tensor([3, 4])
+    first = a.batch(index)[0]
+    before = random.getstate(), torch.get_rng_state()
+    assert torch.equal(a.batch(index)[0], first)
+    assert torch.equal(a.batch(index.flip(0))[0].flip(0), first)
+    assert before[0] == random.getstate()
+    assert torch.equal(before[1], torch.get_rng_state())
+    assert not torch.equal(b.batch(index)[0], first)
+    one, two = a.stream([index, index], seed=7, per_pass=1)
+    assert not torch.equal(one[0], two[0])
+    (other,) = a.stream([index], seed=8, per_pass=1)
+    assert not torch.equal(one[0], other[0])
+
+
+def test_a_dataset_trains_to_the_bits_of_the_same_arrays():
+    data = Made(noisy=False)
+    x, y = torch.stack([data[i][0] for i in range(N)]), torch.tensor(data.targets)
+    lazy, held = fitted({"a": data, "b": data}), fitted({"a": (x, y), "b": (x, y)})
+    assert all(torch.equal(value, bits(held)[name]) for name, value in bits(lazy).items())
+    assert lazy.records == held.records
+
+
+def test_pooled_and_validation_work_on_what_is_not_in_memory():
+    sites = {"a": Made(), "b": (torch.zeros(30, *SHAPE), torch.arange(30) % 3)}
+    result = fitted(sites, method="centralized", evaluation__validation=0.2)
+    assert {record.split for record in result.records} >= {"train", "valid", "test"}
+    evaluated = evaluate_all(fitted(sites), resamples=10)
+    assert set(evaluated.domains) == {"a", "b"}
+
+
+def test_nothing_reads_all_samples_before_training():
+    data = Made(1000, targets=False)
+    federation = federation_of({"a": data}, classes=["x", "y", "z"])
+    federation.fingerprint()
+    assert federation.clients[0].train.y is None
+    assert len(set(data.reads)) < 140
+    assert "64 samples" in federation.remarks[-1]
+
+
+def test_classes_come_from_what_the_dataset_tells_else_from_one_announced_pass(caplog):
+    class Named(Made):
+        classes = ("cat", "dog", "owl")
+
+    assert federation_of({"a": Named(targets=False)}).classes == ("cat", "dog", "owl")
+    told = Made()
+    assert federation_of({"a": told}).classes == ("0", "1", "2")
+    assert len(told.reads) <= 2
+    assert not caplog.records
+    found = federation_of({"a": Made(targets=False)})
+    assert found.classes == ("0", "1", "2")
+    assert "reading all 40 samples once for their labels" in caplog.text
+    assert any("read once for their labels (" in text for text in found.remarks)
+    assert all_targets(found.clients[0].train).tolist() != []
+
+
+def test_targets_are_found_in_the_ways_libraries_keep_them():
+    x, y = torch.zeros(6, 2), torch.arange(6) % 2
+    whole = TensorDataset(x, y)
+    assert known_targets(whole).tolist() == y.tolist()
+    assert known_targets(Subset(whole, [1, 2])).tolist() == [1, 0]
+    assert known_targets(ConcatDataset([whole, whole])).tolist() == [*y.tolist(), *y.tolist()]
+
+    class Monai(Dataset):
+        def __init__(self):
+            self.data = [{"image": [0.0], "label": n % 2} for n in range(4)]
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            row = self.data[index]
+            return {"image": np.zeros((1, 4, 4)), "label": row["label"]}
+
+    assert known_targets(Monai()).tolist() == [0, 1, 0, 1]
+
+    class Feature:
+        names = ("no", "yes")
+
+    class HuggingFace:
+        _fingerprint = "abc"
+
+        def __init__(self):
+            self.features = {"img": None, "label": Feature()}
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, key):
+            return [0, 1, 1, 0] if key == "label" else {"img": np.zeros((4, 4, 3)), "label": 0}
+
+    assert known_targets(HuggingFace()).tolist() == [0, 1, 1, 0]
+    assert federation_of({"a": HuggingFace()}).classes == ("no", "yes")
+
+
+def test_changed_data_is_told_by_length_mark_and_a_sample():
+    prints = [
+        federation_of({"a": data}).fingerprint()["a"]
+        for data in (Made(), Made(), Made(41), Made(shift=1.0))
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_groups_validation_names_and_truth_values():
+    x = np.zeros((12, 4), np.float32)
+    patients = np.repeat(["p1", "p2", "p3", "p4", "p5", "p6"], 2)
+    (client,) = federation_of({"a": (x, patients > "p3", patients)}, test_share=0.34).clients
+    assert not set(client.train.groups.tolist()) & set(client.tests["a"].groups.tolist())
+    pair = (x, ["b", "a"] * 6)
+    made = federation_of({"a": (pair, pair, pair)})
+    assert made.classes == ("a", "b")
+    assert made.clients[0].valid is not None
+    assert federation_of({"a": (x, [True, False] * 6)}).classes == ("False", "True")
+    assert len(federation_of({"a": (Made(), Made(9), Made(12))}).clients[0].valid) == 9
+
+
+class Bad(Made):
+    def __init__(self, bad, at=5, **more):
+        super().__init__(noisy=False, **more)
+        self.bad, self.at = bad, at
+
+    def __getitem__(self, index):
+        return self.bad(index) if index == self.at else super().__getitem__(index)
+
+
+def _raise(index):
+    raise OSError("disk on fire")
+
+
+FAULTS = {
+    "raises": (_raise, "client b, sample 5: OSError: disk on fire"),
+    "None": (lambda i: None, "client b, sample 5: a NoneType; expected"),
+    "shape": (lambda i: (torch.zeros(3, 9, 9), 0), r"sample 5: \(3, 9, 9\) of torch.float32, but"),
+    "NaN": (lambda i: (torch.full(SHAPE, torch.nan), 0), "client b, sample 5: NaN in it"),
+    "label": (lambda i: (torch.zeros(SHAPE), 3), "client b, sample 5: label 3; legal are 0 to 2"),
+    "name": (lambda i: (torch.zeros(SHAPE), "owl"), "sample 5: label 'owl'; legal are 0, 1, 2"),
+    "dict": (lambda i: {"z": 1}, "sample 5: a dict with z; expected"),
+}
+
+
+@pytest.mark.parametrize(("fault", "workers"), [*((f, 0) for f in FAULTS), ("raises", 1)])
+def test_a_bad_sample_is_one_line_naming_client_and_index(fault, workers):
+    bad, match = FAULTS[fault]
+    with pytest.raises(DataError, match=match) as raised:
+        fitted({"a": Made(), "b": Bad(bad)}, workers)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_bad_sample_of_a_later_round_leaves_the_rounds_before_it(tmp_path):
+    class Later(Made):
+        def __getitem__(self, index):
+            if len(self.reads) > 300:
+                raise OSError("gone")
+            return super().__getitem__(index)
+
+    data = {"a": Made(), "b": Later(noisy=False)}
+    with pytest.raises(DataError, match=r"client b, sample .*gone"):
+        fitted(data, rounds=20, out=tmp_path / "run")
+    whole = {"a": Made(), "b": Made(noisy=False)}
+    assert fedbn.open_run(tmp_path / "run", data=whole).state.round >= 1
+
+
+def test_a_dataset_that_changes_its_length_is_refused():
+    data = Made()
+    federation = federation_of({"a": data})
+    data.n = 30
+    with pytest.raises(
+        DataError, match="client a, sample 0: 40 samples when it was opened, 30 now"
+    ):
+        federation.clients[0].train.batch(slice(0, 1))
+
+
+def test_a_dataset_that_cannot_be_copied_to_a_worker_is_named(monkeypatch):
+    monkeypatch.setattr(lazy_split, "START", "spawn")
+    data = Made()
+    data.lock = threading.Lock()
+    with pytest.raises(DataError, match="client a: the Made cannot be copied to a worker process"):
+        federation_of({"a": data}, workers=1)
+
+
+def test_what_is_no_data_says_what_is():
+    with pytest.raises(DataError, match=r"client a: expected .*, got a int"):
+        federation_of({"a": 3})
+    with pytest.raises(DataError, match=r"data is a Made; expected a mapping.*data\.partition"):
+        fitted(Made())
+    with pytest.raises(ConfigError, match=r"data\.workers.*-1"):
+        fitted({"a": Made()}, workers=-1)
+    with pytest.raises(DataError, match="client a: 2 samples; at least 3"):
+        federation_of({"a": Made(2)})
+
+
+def test_a_worker_that_dies_is_one_line():
+    import os
+
+    data = Bad(lambda i: os._exit(3))
+    with pytest.raises(DataError, match="a worker process that reads data died"):
+        fitted({"a": data}, workers=1)
+
+
+def test_float_targets_and_masks_are_what_tasks_take():
+    class Numbers(Made):
+        def __getitem__(self, index):
+            return torch.zeros(4), float(index)
+
+    split = federation_of({"a": Numbers(targets=False)}).clients[0].train
+    assert split.target.shape == (1, 1)
+    assert split.target.dtype == torch.float32
+    assert replace(split, y=None).batch(slice(0, 3))[1].shape == (3, 1)
