@@ -11,7 +11,6 @@ import typer
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
 from fedbn.cli.progress import Stopper
-from fedbn.experiments.configuration import looks_like_path
 from fedbn.flower import preflight, server_app, site_app
 from fedbn.flower.credentials import read_bundle
 from fedbn.flower.federation_folder import FederationFolder
@@ -39,11 +38,6 @@ _STEPS = """# This federation, step by step
 `operator.secret` may start runs. Keep a copy of `ca.key` elsewhere: without it the server's
 certificate cannot be renewed.
 """
-
-
-def data_section(data: str) -> dict[str, str]:
-    """Understand a site's data: a path, or a data set's name."""
-    return {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
 
 
 @app.command(epilog="Example: fedbn federation init FED --sites nyu,usm --host server.example")
@@ -104,7 +98,7 @@ def join(
     home = (folder or bundle.resolve().with_suffix("")).resolve()
     options = SiteOptions(
         given.site,
-        data_section(data),
+        site_app.data_section(data),
         home / "local",
         given.federation,
         release_affine=release_affine,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
-from fedbn.cli.federation import Fed, data_section
+from fedbn.cli.federation import Fed
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import show
 from fedbn.core.engine import RoundCost
@@ -21,16 +21,20 @@ from fedbn.experiments.jobs import Event
 from fedbn.flower import preflight, server_app
 from fedbn.flower.credentials import Bundle, read_bundle
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.membership import Expected
 from fedbn.flower.messages import Order
 from fedbn.flower.messaging import Limits
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_app import Service
 from fedbn.flower.site import Site
+from fedbn.flower.site_app import data_section
 from fedbn.flower.site_job import SiteOptions
+from fedbn.runs.folder import RunFolder
 from fedbn.text import shown
 
 app = console.commands()
+
+Named = tuple[str, dict[str, Any], str]
+"""A run's name, its configuration, and where that comes from, for messages."""
 
 _EXAMPLES = console.examples(
     "fedbn federation check FED",
@@ -114,7 +118,7 @@ def run(
     folder = FederationFolder(fed.resolve())
     file, raw = experiment_of(experiment, settings)
     limits = Limits(wait=wait, round=deadline)
-    Running(folder, raw, name or file.stem, str(file), limits, min_sites).go(json)
+    show(_see_to_end(folder, (name or file.stem, raw, str(file)), limits, min_sites), json)
 
 
 @app.command(epilog="Example: fedbn federation demo")
@@ -130,7 +134,7 @@ def demo(
         with server_app.running(folder):
             say("server and sites are up: TLS, one key a site, loopback only")
             limits = Limits(wait=120.0, round=300.0)
-            Running(folder, server_app.RAW, "demo", "demo", limits).go(as_json=False)
+            show(_see_to_end(folder, ("demo", server_app.RAW, "demo"), limits), as_json=False)
 
 
 def experiment_of(name: str, settings: list[str] | None) -> tuple[Path, dict[str, Any]]:
@@ -140,40 +144,21 @@ def experiment_of(name: str, settings: list[str] | None) -> tuple[Path, dict[str
     return file, configuration.with_absolute_paths(raw)
 
 
-@dataclass(frozen=True)
-class Running:
-    """A run to start, or to continue.
-
-    Attributes:
-        folder: The federation.
-        raw: The configuration.
-        name: The run's name.
-        where: Where the configuration comes from, for messages.
-        limits: How long to wait.
-        least: How many sites must be here to begin; None for all.
-    """
-
-    folder: FederationFolder
-    raw: dict[str, Any]
-    name: str
-    where: str
-    limits: Limits
-    least: int | None = None
-
-    def go(self, as_json: bool) -> None:
-        """See the run to its end, and print what came out."""
-        place = server_app.run_folder(self.folder, self.name)
-        self._sites()  # refuses a wrong number at once
-        with Stopper() as stop, server_app.begun(place, self.raw):
-            service = Service(self.folder.read().id, self._sites, place, tell, self.limits, stop)
-            try:
-                server_app.run(self.folder, self.raw, service, self.where)
-            except Interrupted as error:
-                raise Interrupted(f"{error}; the same command continues it") from error
-        show(place, as_json)
-
-    def _sites(self) -> Expected:
-        return server_app.expected_sites(self.folder, self.least)
+def _see_to_end(
+    folder: FederationFolder, named: Named, limits: Limits, least: int | None = None
+) -> RunFolder:
+    """Start a run or continue it, and see it to its end."""
+    name, raw, where = named
+    place = server_app.run_folder(folder, name)
+    sites = partial(server_app.expected_sites, folder, least)
+    sites()  # refuses a wrong number at once
+    with Stopper() as stop, server_app.begun(place, raw):
+        service = Service(folder.read().id, sites, place, tell, limits, stop)
+        try:
+            server_app.run(folder, raw, service, where)
+        except Interrupted as error:
+            raise Interrupted(f"{error}; the same command continues it") from error
+    return place
 
 
 def tell(event: Event) -> None:

@@ -29,7 +29,7 @@ from fedbn.experiments.schema import Experiment
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
-from fedbn.flower.membership import Attendance, Expected, Roster, digest, greet, muster
+from fedbn.flower.membership import Attendance, Expected, digest
 from fedbn.flower.messages import RUN_NAME, Hello, Order, check_job, order_of
 from fedbn.flower.messaging import Grid, Limits
 from fedbn.flower.preflight import Finding
@@ -52,21 +52,19 @@ def orders(experiment: Experiment, federation: str) -> list[Order]:
 def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Iterator[Finding]:
     """Ask all sites that are connected; each answer is compared with the first one's."""
     for order in questions:
-        roster = greet(grid, expected, order, Roster(), Limits(wait=120.0))
+        here = Attendance(grid, order, lambda: expected, Limits(wait=120.0))
+        here.greet()
         for site in expected.names:
-            yield _finding(roster, site)
+            if site in here.hellos:
+                yield True, _said(here.hellos[site])
+            else:
+                yield False, f"{site}: {here.faults.get(site, 'not connected')}"
 
 
 def ask_self(site: Site, questions: Sequence[Order]) -> Iterator[Finding]:
     """Answer as this site would, without a server."""
     for order in questions:
         yield True, _said(site.hello(order))
-
-
-def _finding(roster: Roster, site: str) -> Finding:
-    if site in roster.hellos:
-        return True, _said(roster.hellos[site])
-    return False, f"{site}: {roster.faults.get(site, 'not connected')}"
 
 
 def _said(hello: Hello) -> str:
@@ -115,8 +113,8 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
 
     def engine(job: Job, note: Note) -> FlowerEngine:
         order = order_of(job, service.federation, service.folder.path.name)
-        roster = muster(grid, service.expected(), order, service.limits, note)
-        here = Attendance(grid, order, service.expected, roster, service.limits, note)
+        here = Attendance(grid, order, service.expected, service.limits, note)
+        here.muster()
         made = FlowerEngine(here, job, order, note)
         config = resolved(experiment, made.plan.federation)
         data = {name: member.model_dump() for name, member in made.members.items()}

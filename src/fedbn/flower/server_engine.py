@@ -6,10 +6,11 @@ Which answers count is decided here: all that could poison the model is refused,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from safetensors.torch import save as to_bytes
 
 from fedbn.core.aggregation import Mean, Weighted
@@ -66,26 +67,6 @@ def read_update(
     return outcome, None if isinstance(outcome, Refusal) else answer
 
 
-def read_scores(content: RecordDict, order: Order, member: Member) -> Answer | str:
-    """Read a site's scores, or why they do not count."""
-    extra = [messages.AFFINE] if messages.AFFINE in content and order.last else []
-    try:
-        answer = messages.get(content, Answer, *extra)
-        _check(answer, order, member)
-        return answer
-    except FedbnError as error:
-        return str(error)
-
-
-def read_affine(content: RecordDict, layout: StateLayout) -> Pack | None:
-    """Read the BatchNorm affine that a site gives away; None where it is not usable."""
-    try:
-        pack = from_record(content.array_records[messages.AFFINE], layout)
-    except FedbnError:
-        return None
-    return None if pack.unusable() else pack
-
-
 def _check(answer: Answer, order: Order, member: Member) -> None:
     if answer.round != order.round:
         raise messages.Unreadable(
@@ -120,7 +101,7 @@ class FlowerEngine:
     def __init__(self, here: Attendance, job: Job, order: Order, note: Callable[[str], None]):
         self._here, self._job, self._hello, self._note = here, job, order, note
         self._known = Known()
-        self._cost = RoundCost(0, 0, 0, 0, 0)
+        self._cost: RoundCost | None = None
         self._scores: list[Record] = []
         self._affine: dict[str, Pack] = {}
         self._seat()
@@ -128,7 +109,7 @@ class FlowerEngine:
     def _seat(self) -> None:
         """Make the plan for the sites that are here now."""
         members = self._here.members()
-        first = next(iter(self._here.roster.hellos.values()))
+        first = next(iter(self._here.hellos.values()))
         federation = federation_of(members, first.classes, first.input_shape)
         self.plan: Plan = plan_of(self._job, federation, device="cpu")
         self.members: dict[str, Member] = {member.name: member for member in members}
@@ -143,7 +124,7 @@ class FlowerEngine:
 
     def resume(self, round: int, facts: Mapping[str, Any]) -> None:
         """Go on with what an earlier process knew of the sites."""
-        self._known = Known.from_facts(round, facts)
+        self._known = Known.from_facts(facts)
 
     def initial(self) -> RunState:
         """The state before the first round; the server holds no local part."""
@@ -152,9 +133,9 @@ class FlowerEngine:
     def round(self, state: RunState) -> Round:
         """Do one round: the sites that are here train, and score the state before it."""
         self._here.gather(self.plan.updates_needed)
-        if self._here.roster.hellos.keys() - self.members.keys():
+        if self._here.hellos.keys() - self.members.keys():
             self._seat()
-        self._known = self._known.with_newcomers([*self.members])
+        self._known = self._known.with_newcomers([*self.members], state.round)
         self._scores = []
         after, report = run_round(self.plan, state, self._train)
         self._known = self._known.accepted([*report.losses], after.round)
@@ -164,17 +145,18 @@ class FlowerEngine:
             replace(after, local={}),
             [*self._scores, *own],
             [f"round {after.round}: {name} is left out: {why}" for name, why in left_out.items()],
-            self._known.to_facts(),
-            replace(self._cost, left_out=left_out),
+            asdict(self._known),
+            self._cost and replace(self._cost, left_out=left_out),
         )
 
     def finish(self, state: RunState) -> Round:
         """Have the last state scored by every site, and take what sites agreed to give away."""
         self._scores = []
-        order = self._order.model_copy(update={"last": True})
-        letters = {name: self._letter(order, "score", name, state, True) for name in self.members}
-        mail = self._ask(letters, f"score {state.round}")
-        self._take_scores(mail, state, [*self.members])
+        orders = {
+            name: self._addressed("score", name, state.round, True, last=True)
+            for name in self.members
+        }
+        self._take_scores(self._ask(orders, state, f"score {state.round}"), orders)
         self._tell_untrained(state.round)
         if not self._affine:
             return Round(state, self._scores)
@@ -190,13 +172,17 @@ class FlowerEngine:
         scores = state.round > 0 and self.plan.evaluates(state.round)
         names = [client.name for client in chosen]
         others = [name for name in self.members if name not in names] if scores else []
-        letters = {n: self._letter(self._order, "train", n, state, scores) for n in names}
-        letters |= {n: self._letter(self._order, "score", n, state, True) for n in others}
-        mail = self._ask(letters, f"round {state.round + 1}")
-        self._take_scores(mail, state, others)
+        train = {n: self._addressed("train", n, state.round + 1, scores) for n in names}
+        score = {n: self._addressed("score", n, state.round, True) for n in others}
+        mail = self._ask({**train, **score}, state, f"round {state.round + 1}")
+        self._take_scores(mail, score)
         answers: dict[str, Answer] = {}
-        for name in names:
-            outcome, answer = self._outcome(mail, name, state)
+        for name, order in train.items():
+            if name not in mail.contents:
+                yield Refusal(name, mail.faults.get(name, "not connected"))
+                continue
+            content, member = mail.contents[name], self.members[name]
+            outcome, answer = read_update(content, order, member, state.shared)
             if answer is not None:
                 answers[name] = answer
                 self._add_scores(name, answer, state.round)
@@ -204,60 +190,58 @@ class FlowerEngine:
         self._tell_untrained(state.round)
         self._cost = cost_of(state.round + 1, mail, answers)
 
-    def _outcome(self, mail: Mail, name: str, state: RunState) -> tuple[Outcome, Answer | None]:
-        if name not in mail.contents:
-            return Refusal(name, mail.faults.get(name, "not connected")), None
-        order = self._addressed(self._order, "train", name, state, False)
-        return read_update(mail.contents[name], order, self.members[name], state.shared)
-
-    def _letter(
-        self, order: Order, kind: str, name: str, state: RunState, scores: bool
-    ) -> Letter | None:
-        node = self._here.roster.nodes.get(name)
-        if node is None:
-            return None
-        said = self._addressed(order, kind, name, state, scores)
-        content = messages.put(said, **{messages.SHARED: to_record(state.shared)})
-        return Letter(node, "train" if kind == "train" else "evaluate", content)
-
     def _addressed(
-        self, order: Order, kind: str, name: str, state: RunState, scores: bool
+        self, kind: str, name: str, round: int, scores: bool, last: bool = False
     ) -> Order:
-        number = state.round + 1 if kind == "train" else state.round
         update = {
             "kind": kind,
-            "round": number,
+            "round": round,
             "since": self._known.since.get(name, 0),
             "joined": self._known.joined.get(name, 0),
             "scores": scores,
+            "last": last,
         }
-        return order.model_copy(update=update)
+        return self._order.model_copy(update=update)
 
-    def _ask(self, letters: Mapping[str, Letter | None], group: str) -> Mail:
-        mail = self._here.ask({name: one for name, one in letters.items() if one}, group)
+    def _ask(self, orders: Mapping[str, Order], state: RunState, group: str) -> Mail:
+        """Send each site that is here its order and the shared part; hear the answers."""
+        shared = {messages.SHARED: to_record(state.shared)}
+        letters = {
+            name: Letter(node, "train" if order.kind == "train" else "evaluate", content)
+            for name, order in orders.items()
+            if (node := self._here.nodes.get(name)) is not None
+            and (content := messages.put(order, **shared))
+        }
+        mail = self._here.ask(letters, group)
         for text in mail.strangers:
             self._note(text)
         return mail
 
-    def _take_scores(self, mail: Mail, state: RunState, names: Sequence[str]) -> None:
-        for name in names:
+    def _take_scores(self, mail: Mail, orders: Mapping[str, Order]) -> None:
+        for name, order in orders.items():
             if name not in mail.contents:
                 self._note(f"{name} gave no scores: {mail.faults.get(name, 'not connected')}")
                 continue
             content = mail.contents[name]
-            order = self._addressed(self._order, "score", name, state, True)
-            order = order.model_copy(update={"last": state.round == self.plan.training.rounds})
-            answer = read_scores(content, order, self.members[name])
-            if isinstance(answer, str):
-                self._note(f"{name}'s scores are refused: {answer}")
+            extra = [messages.AFFINE] if messages.AFFINE in content and order.last else []
+            try:
+                answer = messages.get(content, Answer, *extra)
+                _check(answer, order, self.members[name])
+            except FedbnError as error:
+                self._note(f"{name}'s scores are refused: {error}")
                 continue
-            self._add_scores(name, answer, state.round)
-            if messages.AFFINE in content and (pack := read_affine(content, self._affine_layout())):
-                self._affine[name] = pack
+            self._add_scores(name, answer, order.round)
+            for record in (content.array_records[part] for part in extra):
+                self._take_affine(name, record)
 
-    def _affine_layout(self) -> StateLayout:
+    def _take_affine(self, name: str, record: ArrayRecord) -> None:
+        """Keep the BatchNorm affine that a site gives away, where it is usable."""
         local = self.plan.method.local(entries(self.plan.initial_model))
-        return StateLayout.of(entry for entry in local if entry.kind == Kind.BN_AFFINE)
+        layout = StateLayout.of(entry for entry in local if entry.kind == Kind.BN_AFFINE)
+        with suppress(FedbnError):
+            pack = from_record(record, layout)
+            if not pack.unusable():
+                self._affine[name] = pack
 
     def _add_scores(self, name: str, answer: Answer, round: int) -> None:
         plan = self.plan

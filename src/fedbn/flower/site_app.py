@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -14,6 +13,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedbn.errors import ConfigError, FedbnError
+from fedbn.experiments.configuration import looks_like_path
+from fedbn.experiments.schema import DataSection
+from fedbn.experiments.sources import load_federation
 from fedbn.flower import messages
 from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import write_private
@@ -162,8 +164,7 @@ def make_app() -> ClientApp:
 @cache
 def _site(key: tuple[str, str, str]) -> Site:
     name, data, folder = key
-    where = "path" if os.sep in data or Path(data).exists() else "name"
-    return Site(SiteOptions(name, {where: data}, Path(folder) if folder else None))
+    return Site(SiteOptions(name, data_section(data), Path(folder) if folder else None))
 
 
 def _options(context: Context) -> tuple[str, str, str]:
@@ -194,9 +195,10 @@ def _partition(data: str, number: int) -> str:
 
 @cache
 def _client_names(data: str) -> list[str]:
-    from fedbn.experiments.schema import DataSection
-    from fedbn.experiments.sources import load_federation
-
-    where = "path" if os.sep in data or Path(data).exists() else "name"
-    section = DataSection.model_validate({where: data})
+    section = DataSection.model_validate(data_section(data))
     return [client.name for client in load_federation(section).clients]
+
+
+def data_section(data: str) -> dict[str, str]:
+    """Understand a site's data: a path, or a data set's name."""
+    return {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
