@@ -8,6 +8,7 @@ FedbnError               1    the run failed
 ├── DataError            4    data that cannot be trained on
 ├── TooFewClients        5    fewer clients left than `training.min_clients`, or than the rule needs
 ├── DamagedRun           6    a run folder that cannot be trusted
+├── NotApproved          7    sites where a person has not approved the experiment yet
 └── Interrupted        130    stopped on request, the state saved
 ```
 
@@ -63,6 +64,12 @@ class DamagedRun(FedbnError):  # noqa: N818
     """Files of a run folder are missing, damaged or from a newer format."""
 
     exit_code = 6
+
+
+class NotApproved(FedbnError):  # noqa: N818
+    """Persons at sites of a federation have not approved an experiment yet."""
+
+    exit_code = 7
 
 
 class Interrupted(FedbnError):  # noqa: N818

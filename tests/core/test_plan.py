@@ -60,7 +60,9 @@ def test_a_client_weighs_as_much_as_its_share_of_the_largest():
     data = federation(12, 3)
     for weighting, weights in (("uniform", [1, 1]), ("examples", [1, 0.25])):
         made = plan(fedavg(), data, weighting=weighting)
-        assert [made.weight(client) for client in data.clients] == weights
+        assert made.weights(data.clients) == weights
+    capped = plan(fedavg(), data, weighting="examples", max_share=0.6)
+    assert capped.weights(data.clients) == pytest.approx([0.375, 0.25])  # 0.6 and 0.4 of 0.625
 
 
 def test_a_small_last_batch_is_pointed_out_once_with_the_key_that_decides():

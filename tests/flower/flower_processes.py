@@ -56,6 +56,8 @@ class Federation:
         """Start a site; `path` is searched for modules first, in its process and its node's."""
         home = self.folder.path / "demo-sites" / site
         given = bundle or self.folder.bundle(site)
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "policy.toml").write_text(server_app.DEMO_POLICY.to_toml())
         arguments = ["federation", "join", str(given), "--data", data, "--folder", str(home)]
         with searching(path):
             started = Child("fedbn", [*arguments, *flags, "--parent"], home, home / "join.log")
@@ -100,7 +102,7 @@ class Federation:
         self.wait_for(lambda: any(r["round"] >= number for r in self.rounds(name)), process)
 
     def wait_for(
-        self, ready: Callable[[], bool], process: subprocess.Popen, seconds: float = 180
+        self, ready: Callable[[], bool], process: subprocess.Popen, seconds: float = 600
     ) -> None:
         begun = time.monotonic()
         while not ready():

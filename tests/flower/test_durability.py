@@ -191,7 +191,7 @@ def assert_newcomer(grid: FakeGrid, again, folder) -> None:
     assert all(torch.equal(shared[name], value) for name, value in theirs.items())
     desk = again._desk(order)
     pack = desk._initial.shared.layout.pack(shared)
-    local, source = desk._local(order, desk._store(order, RecordDict()), pack)
+    local, source = desk._local(order, desk._run, pack)
     with torch.no_grad():
         inputs = desk._replica.model[0](desk._client.train.batch(slice(None))[0])
     mean = inputs.mean((0, 2, 3))

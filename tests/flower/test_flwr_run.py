@@ -93,7 +93,7 @@ class Flower:
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1800,  # a process a message, on a machine that does other things too
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

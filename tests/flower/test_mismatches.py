@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_processes import Federation, finished, searching
 
-from fedbn.flower.membership import digest
+from fedbn.flower.messages import digest
 
 pytestmark = [
     pytest.mark.slow_federation,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedbn.cli import console
-from fedbn.cli.console import emit, say
+from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.progress import Stopper
 from fedbn.flower import preflight, server_app, site_app
 from fedbn.flower.credentials import read_bundle
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import follow
 from fedbn.flower.internals_server import Control, set_environment
+from fedbn.flower.policy import Approvals, Policy, read_policy
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import checkpoints
+from fedbn.runs.folder import write_atomically
 
 app = console.commands()
 
@@ -84,6 +86,9 @@ def join(
         Path | None, typer.Option(help="This site's copy of the experiment's model.weights.")
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to try to reach the server.")] = 60.0,
+    policy: Annotated[
+        Path | None, typer.Option(help="What the site allows. [default: policy.toml in the folder]")
+    ] = None,
     trust: console.Trust = None,
     release_affine: Annotated[
         bool, typer.Option("--release-affine", help="Give BatchNorm's affine away at the end.")
@@ -95,20 +100,67 @@ def join(
     fine, text = preflight.private(bundle)
     if not fine:
         say(f"warning: {text}")
-    home = (folder or bundle.resolve().with_suffix("")).resolve()
+    home = (folder or home_of(bundle)).resolve()
     options = SiteOptions(
         given.site,
         site_app.data_section(data),
-        home / "local",
+        home / "runs",
         given.federation,
         release_affine=release_affine,
         device=device,
         weights=weights,
+        policy=_policy(policy, home),
+        home=home,
     )
     if parent is not None:
         follow(parent)  # ends with the process that started this one
     with Stopper() as stop:
         site_app.join(given, options, home, wait=wait, stop=stop, say=say)
+
+
+def home_of(site: Path) -> Path:
+    """The folder of a site that is named by its bundle, or by the folder itself."""
+    return site if site.is_dir() else site.resolve().with_suffix("")
+
+
+def _policy(file: Path | None, home: Path) -> Policy:
+    """Read what a site allows; one that has said nothing yet gets the strict policy, as a file."""
+    place = file or home / "policy.toml"
+    if file is None and not place.exists():
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(place, Policy().to_toml().encode())
+        say(f"{place}: what this site allows, strict until you change it")
+    return read_policy(place)
+
+
+@app.command(epilog="Example: fedbn federation approve nyu.fedbn 3f2a91c4")
+def approve(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="The site's bundle or folder.")],
+    experiment: Annotated[
+        str | None, typer.Argument(help="The experiment, by the beginning of its hash.")
+    ] = None,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take the approval back; a run goes on without.")
+    ] = False,
+) -> None:
+    """Approve an experiment at a site, or list those that it was asked to take part in."""
+    approvals = Approvals(home_of(site))
+    if experiment is not None:
+        done = approvals.decide(experiment, not withdraw)
+        say(f"{done.hash[:16]}: {'approved' if done.approved else 'approved no more'}")
+    rows = [
+        (one.hash[:16], one.approved or "waits", one.run, *_about(one.experiment))
+        for one in approvals.all()
+    ]
+    titles = ("experiment", "approved", "run", "methods", "model", "rounds", "batch", "lr")
+    print_table(titles, rows)
+
+
+def _about(experiment: dict[str, Any]) -> tuple[object, ...]:
+    training, model = experiment["training"], experiment["model"]
+    named = f"{model.get('name', 'by shape')} {model.get('args') or ''}".strip()
+    numbers = (training.get(key) for key in ("rounds", "batch_size", "lr"))
+    return ", ".join(experiment["methods"]), named, *numbers
 
 
 @app.command(epilog="Example: fedbn federation status FED")
@@ -118,8 +170,10 @@ def status(fed: Fed) -> None:
     info = folder.read()
     up, connected = _connected(folder)
     emit(f"server: {'up' if up else 'not up'}, port {info.port}")
+    agreed = folder.agreed()
     for site in info.sites:
-        emit(f"site {site}: {'connected' if site in connected else 'not connected'}")
+        count = f", {agreed[site]:,} training samples agreed" if site in agreed else ""
+        emit(f"site {site}: {'connected' if site in connected else 'not connected'}{count}")
     _print_runs(folder)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
-from fedbn.cli.federation import Fed
+from fedbn.cli.federation import Fed, home_of
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import show
 from fedbn.core.engine import RoundCost
@@ -23,6 +23,7 @@ from fedbn.flower.credentials import Bundle, read_bundle
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.messages import Order
 from fedbn.flower.messaging import Limits
+from fedbn.flower.policy import Policy, read_policy
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_app import Service
 from fedbn.flower.site import Site
@@ -83,7 +84,10 @@ def _of_bundle(
     given = read_bundle(file)
     questions = _questions(experiment, settings, given.federation) if experiment else []
     findings = list(preflight.check_bundle(file, given))
-    return [*findings, *(_examined(given, data, questions) if data is not None else [])]
+    return [
+        *findings,
+        *(_examined(home_of(file), given, data, questions) if data is not None else []),
+    ]
 
 
 def _questions(experiment: str | None, settings: list[str] | None, federation: str) -> list[Order]:
@@ -91,10 +95,13 @@ def _questions(experiment: str | None, settings: list[str] | None, federation: s
     return server_app.orders(configuration.checked(raw, str(file)), federation)
 
 
-def _examined(given: Bundle, data: str, questions: list[Order]) -> list[Finding]:
-    site = Site(SiteOptions(given.site, data_section(data)))
+def _examined(home: Path, given: Bundle, data: str, questions: list[Order]) -> list[Finding]:
+    own = home / "policy.toml"
+    policy = read_policy(own) if own.exists() else Policy()
+    site = Site(SiteOptions(given.site, data_section(data), policy=policy, home=home))
     try:
-        return [*site.described(), *server_app.ask_self(site, questions)]
+        asked = (finding for order in questions for finding in site.examined(order))
+        return [*site.described(), *asked]
     except FedbnError as error:
         return [(False, str(error))]
 
@@ -133,6 +140,7 @@ def demo(
         say(f"made a federation of {', '.join(server_app.SITES)} in {folder.path}")
         with server_app.running(folder):
             say("server and sites are up: TLS, one key a site, loopback only")
+            say("the sites' policy.toml says approval = false: here no person approves experiments")
             limits = Limits(wait=120.0, round=300.0)
             show(_see_to_end(folder, ("demo", server_app.RAW, "demo"), limits), as_json=False)
 

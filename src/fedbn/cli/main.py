@@ -51,6 +51,7 @@ _COMMANDS = {
         "init": "federation",
         "server": "federation",
         "join": "federation",
+        "approve": "federation",
         "check": "federation_run",
         "run": "federation_run",
         "status": "federation",
@@ -111,7 +112,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 fine · 1 the run failed · 2 unknown command or flag · 3 a wrong value · "
-    "4 data · 5 too few clients · 6 damaged run files · 130 interrupted, the state saved.",
+    "4 data · 5 too few clients · 6 damaged run files · 7 not approved at a site · "
+    "130 interrupted, the state saved.",
 )
 
 data = typer.Typer(

@@ -41,6 +41,7 @@ class Training:
         unequal: Whether clients of unequal size train on what they have (`own`) or repeat samples
             to as many steps as the largest (`repeat`, the paper's appendix E.5).
         weighting: Weight of a client in a mean.
+        max_share: The largest share of the weights that one client may have.
         participation: The share of clients that takes part in a round.
         min_clients: A round with fewer usable updates ends the run.
         device: Where the model trains.
@@ -57,6 +58,7 @@ class Training:
     lr: float = 0.01
     unequal: Literal["own", "repeat"] = "own"
     weighting: Weighting = "uniform"
+    max_share: float = 1.0
     participation: float = 1.0
     min_clients: int = 1
     device: str = "cpu"
@@ -87,6 +89,25 @@ class Training:
         elif self.last_batch == "keep" and left:
             sizes.append(left)
         return sizes
+
+
+def limited(weights: Sequence[float], share: float) -> list[float]:
+    """Cut the largest weights to one ceiling, so that none has more than a share of their sum.
+
+    Examples:
+        >>> limited([1.0, 0.25, 0.25], share=0.5)
+        [0.5, 0.25, 0.25]
+        >>> limited([1.0, 0.25, 0.25], share=0.1)  # less than an equal part: all equal
+        [1.0, 1.0, 1.0]
+    """
+    if share * len(weights) <= 1:
+        return [1.0] * len(weights)
+    falling = sorted(weights, reverse=True)
+    for cut, largest in enumerate(falling):
+        ceiling = share * sum(falling[cut:]) / (1 - share * cut)
+        if largest <= ceiling:
+            return list(weights) if cut == 0 else [min(weight, ceiling) for weight in weights]
+    return list(weights)
 
 
 # Below so many samples a batch's own mean and variance say little of the data.
@@ -165,11 +186,12 @@ class Plan:
             )
         return self.task.loss_for(client.train.y, len(self.federation.classes))
 
-    def weight(self, client: Client) -> float:
-        """The client's weight in a mean: 1 for the largest, so equal clients average uniformly."""
+    def weights(self, clients: Sequence[Client]) -> list[float]:
+        """The clients' weights in a mean: 1 for the largest, so equal clients average uniformly."""
         if self.training.weighting == "uniform":
-            return 1.0
-        return len(client.train) / self.largest
+            return [1.0] * len(clients)
+        sizes = [len(client.train) / self.largest for client in clients]
+        return limited(sizes, self.training.max_share)
 
     def evaluates(self, round: int) -> bool:
         """Tell whether clients are scored after this round."""

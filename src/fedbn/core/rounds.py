@@ -340,7 +340,7 @@ def examined(update: Update) -> Outcome:
 def _accepted(
     plan: Plan, chosen: Sequence[Client], outcomes: Iterable[Outcome], report: Report, before: Pack
 ) -> Iterator[Weighted]:
-    for client, outcome in zip(chosen, outcomes, strict=True):
+    for client, weight, outcome in zip(chosen, plan.weights(chosen), outcomes, strict=True):
         if isinstance(outcome, Update) and not outcome.near:
             fault = absurd(outcome.shared, before)
             outcome = Refusal(client.name, fault) if fault else outcome
@@ -349,7 +349,7 @@ def _accepted(
             continue
         report.losses[client.name] = outcome.loss
         report.local[client.name] = outcome.local
-        yield Weighted(outcome.shared, plan.weight(client))
+        yield Weighted(outcome.shared, weight)
 
 
 def _check_enough(plan: Plan, round: int, chosen: int, report: Report) -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from fedbn.data.storage import Info
 
 
-# Not for choosing: what the configuration of a joining run names.
-ELSEWHERE = {"joined": "fedbn.trained.joining"}
+# Not for choosing: what the configuration of a joining run names, and that of a site's run.
+ELSEWHERE = {"joined": "fedbn.trained.joining", "at_site": "fedbn.experiments.site_data"}
 
 
 def info_of(name: str) -> Info:

@@ -193,7 +193,9 @@ def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
         return None
     done = best = state.round
     if job.setting.experiment.evaluation.report == "best":
-        best = best_round(validation(metrics.read(place / "metrics.jsonl")), done) or done
+        # At a site of a federation the best round is the one by all sites' scores.
+        told = checkpoints.read_manifest(checkpoints.place_of(place, done)).get("best")
+        best = told or best_round(validation(metrics.read(place / "metrics.jsonl")), done) or done
     if best != done:
         try:
             state = checkpoints.load(checkpoints.place_of(place, best), like)

@@ -66,6 +66,7 @@ class TrainingSection(Section):
         "own", description="clients of unequal size: train on what they have, or repeat samples"
     )
     weighting: Literal["uniform", "examples"] = Field("uniform", description="weight in a mean")
+    max_share: float = Field(1.0, gt=0, le=1, description="most of the weights one client may have")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients a round")
     min_clients: int = Field(1, ge=1, description="fewer usable updates end the run")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedbn.errors import ConfigError
+from fedbn.runs.folder import check_name
 
 _CURVE = ec.SECP384R1
 _SLACK = datetime.timedelta(hours=1)  # clocks that are a little behind
@@ -154,6 +155,7 @@ def _name(host: str) -> x509.GeneralName:
 _FORMAT = 1
 _NAMES = ("site.json", "ca.crt", "site.key")
 _MAX_BYTES = 100_000
+_WRONG = (ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile, OSError)
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,10 @@ def read_bundle(file: Path) -> Bundle:
         bundle = Bundle(**about, ca=parts["ca.crt"], key=parts["site.key"])
         if not (bundle.host and 0 < bundle.port < 65536):
             raise ValueError(f"address {bundle.address!r}")
+        for name in (bundle.federation, bundle.site):
+            check_name(name, "name")
         return bundle
-    except (ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile, OSError) as error:
+    except (*_WRONG, ConfigError) as error:
         raise ConfigError(
             f"{file}: not a site's bundle of `fedbn federation init` ({error})"
         ) from error

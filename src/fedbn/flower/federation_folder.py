@@ -7,6 +7,7 @@ FED/
   server.crt server.key
   operator.secret     whoever has it may start runs
   sites/NAME.pub      the public key of each site
+  samples.toml        how many training samples each site had when it first took part
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
   superlink.db        Flower's database
   runs/               one run folder a run
@@ -28,11 +29,11 @@ from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import read_toml
 from fedbn.flower import credentials
 from fedbn.flower.credentials import Bundle
-from fedbn.runs.folder import explained, write_atomically
+from fedbn.runs.folder import check_name, explained, write_atomically
 
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9.\-:]{1,253}")
 _DAYS = 730
+_CHANGE = 2  # a site's number of samples may grow and shrink by this factor
 PORT = 9092
 
 
@@ -59,6 +60,7 @@ class FederationFolder:
         self.certificate = path / "server.crt"
         self.key = path / "server.key"
         self.secret = path / "operator.secret"
+        self.samples = path / "samples.toml"
         self.database = path / "superlink.db"
         self.runs = path / "runs"
         self.home = path / "flower"
@@ -89,6 +91,23 @@ class FederationFolder:
         if missing := [str(file) for file in files.values() if not file.is_file()]:
             raise ConfigError(f"{missing[0]}: the site's public key is missing")
         return {file.read_bytes(): site for site, file in files.items()}
+
+    def agreed(self) -> dict[str, int]:
+        """The number of training samples of each site that took part."""
+        return read_toml(self.samples) if self.samples.is_file() else {}
+
+    def agree(self, site: str, examples: int) -> str | None:
+        """Agree on a site's number of samples when it first comes; later, say how it differs."""
+        agreed = self.agreed()
+        known = agreed.get(site, examples)
+        if not known / _CHANGE <= examples <= known * _CHANGE:
+            return (
+                f"says it has {examples:,} training samples, {known:,} were agreed; legal are half "
+                f"to double of that. Where the change is right, write it into {self.samples}"
+            )
+        if site not in agreed:
+            write_atomically(self.samples, tomli_w.dumps({**agreed, site: examples}).encode())
+        return None
 
     def create(self, name: str, sites: Sequence[str], host: str, port: int = PORT) -> None:
         """Make the folder with everything in it."""
@@ -142,10 +161,7 @@ class FederationFolder:
 def check_sites(sites: Sequence[str]) -> None:
     """Refuse names that cannot be files, or are there twice."""
     for site in sites:
-        if not _SITE.fullmatch(site):
-            raise ConfigError(
-                f"site {site!r}: legal are 1 to 64 letters, digits and _ . - (the first no sign)"
-            )
+        check_name(site, "site")
         if sites.count(site) > 1:
             raise ConfigError(f"site {site!r} is there twice")
     if not sites:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +10,9 @@ from itertools import zip_longest
 from typing import Any
 
 from fedbn import __version__
-from fedbn.errors import FedbnError, TooFewClients
+from fedbn.errors import FedbnError, NotApproved, TooFewClients
 from fedbn.flower import messages
-from fedbn.flower.messages import Hello, Member, Order
+from fedbn.flower.messages import Hello, Member, Order, digest
 from fedbn.flower.messaging import Grid, Letter, Limits, Mail, Node, ask
 
 _HELLO_SECONDS = 120.0
@@ -27,11 +26,13 @@ class Expected:
         names: The sites, in the order in which everything is summed; empty where any may come.
         keys: The site of each public key; empty where sites are believed (no authentication).
         least: How many must be here to begin.
+        agree: Says why a site's number of samples is not what was agreed; None where it is.
     """
 
     names: tuple[str, ...] = ()
     keys: Mapping[bytes, str] = field(default_factory=dict)
     least: int = 1
+    agree: Callable[[str, int], str | None] = lambda site, examples: None
 
     def site(self, node: Node) -> str | None:
         """Name the site of a node, before it says anything; None where its key is not known."""
@@ -62,11 +63,6 @@ def differences(hello: Hello, first: Hello) -> str | None:
     return None
 
 
-def digest(classes: Sequence[str]) -> str:
-    """Hash a class list, order included."""
-    return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()[:16]
-
-
 def _unlike(there: Sequence[str], here: Sequence[str]) -> str:
     """Show the first place where two class lists differ."""
     for index, (one, other) in enumerate(zip_longest(there, here)):
@@ -83,16 +79,20 @@ class Known:
         members: All sites that ever took part in the job.
         since: The last round of each that was accepted.
         joined: Rounds that were done when a site came; only sites that came later are in it.
+        best: The best round that was scored: by how many sites, their mean, and its number.
     """
 
     members: tuple[str, ...] = ()
     since: Mapping[str, int] = field(default_factory=dict)
     joined: Mapping[str, int] = field(default_factory=dict)
+    best: tuple[int, float, int] = (0, 0.0, 0)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Known:
         """Read it from a checkpoint's facts, where `asdict` put it."""
-        return cls(tuple(facts["members"]), facts["since"], facts.get("joined", {}))
+        sites, mean, round = facts.get("best", (0, 0.0, 0))
+        joined = facts.get("joined", {})
+        return cls(tuple(facts["members"]), facts["since"], joined, (sites, mean, round))
 
     def with_newcomers(self, names: Sequence[str], round: int) -> Known:
         """Note sites that are here and were not; before the first round nobody is late."""
@@ -103,6 +103,13 @@ class Known:
     def accepted(self, names: Sequence[str], round: int) -> Known:
         """Note whose updates of a round were accepted."""
         return replace(self, since={**self.since, **dict.fromkeys(names, round)})
+
+    def scored(self, values: Sequence[float], round: int) -> Known:
+        """Note a round's validation scores; `best_round` has the rule for all rounds at once."""
+        if not values:
+            return self
+        found = len(values), statistics.fmean(values), round
+        return replace(self, best=found) if found[:2] > self.best[:2] else self
 
 
 class Attendance:
@@ -119,6 +126,7 @@ class Attendance:
         hellos: What each site said that was ever accepted.
         nodes: Where those are that are here.
         faults: Why others were not accepted.
+        waiting: Why others cannot say yet whether they take part.
     """
 
     def __init__(
@@ -135,6 +143,8 @@ class Attendance:
         self.hellos: dict[str, Hello] = {}
         self.nodes: dict[str, int] = {}
         self.faults: dict[str, str] = {}
+        self.waiting: dict[str, str] = {}
+        self._ask_again: dict[str, float] = {}
 
     def ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
         """Send letters for a round, and wait for the answers."""
@@ -162,7 +172,8 @@ class Attendance:
                 break
             time.sleep(limits.poll)
         if len(self.hellos) < expected.least:
-            raise TooFewClients(
+            kind = NotApproved if self.waiting else TooFewClients
+            raise kind(
                 f"{len(self.hellos)} of {wanted} sites are here after "
                 f"{time.monotonic() - begun:.0f} s, {expected.least} are needed; missing: "
                 f"{self._missing(expected)}"
@@ -174,7 +185,9 @@ class Attendance:
         new = {
             site: node
             for site, node in self._connected().items()
-            if node not in known and site not in self.faults
+            if node not in known
+            and site not in self.faults
+            and self._ask_again.get(site, 0) <= time.monotonic()
         }
         content, seconds = messages.put(self._order), min(_HELLO_SECONDS, self._limits.wait)
         letters = {site: Letter(node, "query", content) for site, node in new.items()}
@@ -182,6 +195,11 @@ class Attendance:
         for site in self._sites().ordered([*new]):  # the first sets what all must have in common
             try:
                 self._take_in(site, new[site], mail)
+            except messages.NotYet as error:
+                if site not in self.waiting:
+                    self._note(f"{site} {error}")
+                self.waiting[site] = str(error)
+                self._ask_again[site] = time.monotonic() + self._limits.again
             except FedbnError as error:
                 self.faults[site] = str(error)
                 self._note(f"{site} is refused: {error}")
@@ -215,7 +233,7 @@ class Attendance:
     def _missing(self, expected: Expected) -> str:
         """Say who is not here, and why."""
         away = [name for name in expected.names if name not in self.hellos]
-        reasons = dict.fromkeys(away, "not connected") | self.faults
+        reasons = dict.fromkeys(away, "not connected") | self.faults | self.waiting
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none"
 
     def _take_in(self, site: str, node: int, mail: Mail) -> None:
@@ -234,7 +252,10 @@ class Attendance:
             raise FedbnError(f"its data changed: {before.member} before, {hello.member} now")
         if fault := differences(hello, first):
             raise FedbnError(fault)
+        if fault := self._sites().agree(name, hello.member.examples):
+            raise FedbnError(fault)
         self.hellos[name], self.nodes[name] = hello, node
+        self.waiting.pop(site, None)
 
     def _coming_back(self) -> bool:
         """Tell whether a member is gone for so short a time that it may just be restarting."""

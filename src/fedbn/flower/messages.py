@@ -10,11 +10,11 @@ its number of samples, by which the core counts steps and weights as it does by 
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import safetensors
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -30,10 +30,10 @@ from fedbn.experiments.environment import weights_hash
 from fedbn.experiments.jobs import Job, Setting
 from fedbn.methods import parse_method
 from fedbn.registry import Held
+from fedbn.runs.folder import PLAIN_NAME
 
 _MAX_BYTES = 4_000_000
 _TEXT = "json"
-RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
 SHARED = "shared"
 AFFINE = "affine"
 
@@ -42,8 +42,16 @@ class Unreadable(FedbnError):  # noqa: N818 - the name says what happened
     """A message that is not of the form agreed on."""
 
 
+class NotYet(Unreadable):
+    """What was asked may be done later: a person at the site has to approve it."""
+
+
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Name = Annotated[str, Field(pattern=rf"^{PLAIN_NAME}$")]
+Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
 class Member(_Document):
@@ -55,7 +63,7 @@ class Member(_Document):
         examples: Training samples.
     """
 
-    name: str = Field(max_length=100)
+    name: Name
     domain: str = Field(max_length=100)
     examples: int = Field(ge=2, le=10**9, strict=True)
 
@@ -64,7 +72,7 @@ class Order(_Document):
     """What the server asks of a site.
 
     Attributes:
-        kind: Say what you are; train a round; score the state that is sent.
+        kind: Say what you are; train a round; score the state that is sent; the run is over.
         federation: The federation's identity.
         run: The run's name at the server.
         method: The method as one writes it.
@@ -82,11 +90,12 @@ class Order(_Document):
         members: All sites, in the order in which everything is summed.
         scores: Whether to score the state that is sent.
         last: Whether the run ends with this message.
+        best: The best round so far, where the best one is to be used; 0 for the last.
     """
 
-    kind: Literal["hello", "train", "score"]
-    federation: str
-    run: str = Field(pattern=rf"^{RUN_NAME.pattern}$")
+    kind: Literal["hello", "train", "score", "end"]
+    federation: Name
+    run: Name
     method: str
     setting: str
     seed: int
@@ -95,13 +104,14 @@ class Order(_Document):
     round: int = 0
     since: int = 0
     joined: int = 0
-    schema_hash: str = ""
-    weights: str = ""
+    schema_hash: Sha256 = ""
+    weights: Sha256 = ""
     classes: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
     members: tuple[Member, ...] = ()
     scores: bool = False
     last: bool = False
+    best: int = 0
 
 
 class Score(_Document):
@@ -122,6 +132,7 @@ class Hello(_Document):
         torch: Its torch, which may differ.
         device: What it trains on, which may differ.
         schema_hash: Of its model.
+        experiment: What a person at the site approves, as a hash.
         classes: Of its data.
         input_shape: Of one of its samples.
     """
@@ -131,8 +142,24 @@ class Hello(_Document):
     torch: str = Field(max_length=50)
     device: str = Field(max_length=50)
     schema_hash: str = Field(max_length=64)
+    experiment: Sha256
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """What a person compares."""
+        return (
+            f"{self.member.name}: model {self.schema_hash[:16]}, {len(self.classes)} classes "
+            f"{digest(self.classes)}, samples of shape {self.input_shape}, "
+            f"{self.member.examples:,} to train with; experiment {self.experiment[:16]}; "
+            f"fedbn {self.version}, torch {self.torch}, {self.device}"
+        )
+
+
+def digest(classes: Sequence[str]) -> str:
+    """Hash a class list, order included."""
+    return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()[:16]
 
 
 class Answer(_Document):
@@ -158,9 +185,14 @@ class Answer(_Document):
 
 
 class Sorry(_Document):
-    """Why a site does not do what was asked."""
+    """Why a site does not do what was asked; `waiting` where it may do so later."""
 
     reason: str = Field(max_length=2000)
+    waiting: bool = False
+
+
+class Noted(_Document):
+    """A site heard that the run is over."""
 
 
 Said = TypeVar("Said", bound=_Document)
@@ -181,7 +213,8 @@ def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
     """
     name = expected.__name__.lower()
     if sorry := content.config_records.get("sorry"):
-        raise Unreadable(_parsed(sorry, Sorry).reason)
+        said = _parsed(sorry, Sorry)
+        raise NotYet(said.reason) if said.waiting else Unreadable(said.reason)
     wanted, found = {name, *arrays}, set(content)
     if found != wanted:
         raise Unreadable(
@@ -296,32 +329,31 @@ def job_of(order: Order, device: str | None = None, weights: Path | None = None)
     raw: dict[str, Any] = dict(order.experiment)
     if device is not None:
         raw["training"] = {**raw.get("training", {}), "device": device}
-    if weights is not None and "weights" in raw.get("model", {}):
-        raw["model"] = {**raw["model"], "weights": str(weights)}
+    if "weights" in raw.get("model", {}):
+        raw["model"] = {**raw["model"], "weights": _own_weights(weights, order)}
     held = Held("the server's configuration")
     experiment = checked(raw, held.file, held)
     method = parse_method(order.method, {"mu": experiment.method.mu}, held)
     job = Job(method, Setting(order.setting, experiment), order.seed)
     check_job(job)
-    _check_weights(job, order)
     return job
 
 
-def _check_weights(job: Job, order: Order) -> None:
-    """Refuse to start from other weights than the server's: BatchNorm starts from them here."""
-    file = job.setting.experiment.model.weights
-    if file is None:
-        return
-    if not Path(file).is_file():
+def _own_weights(file: Path | None, order: Order) -> str:
+    """The file that a person here gave for the server's weights: that one, or none is opened.
+
+    A site looks at no path that the server names, and says of its own file only that it differs.
+    """
+    if file is None or not file.is_file():
         raise ConfigError(
-            f"model.weights {file} is not at this site: bring the file here and join with "
+            "the model starts from weights: bring the server's file to this site and join with "
             f"--weights FILE (its sha256: {order.weights[:16]})"
         )
-    found = weights_hash(file)
-    if found != order.weights:
+    if weights_hash(str(file)) != order.weights:
         raise ConfigError(
-            f"model.weights {file}: {found[:16]} at this site, {order.weights[:16]} at the server"
+            f"the file given with --weights differs from the server's ({order.weights[:16]})"
         )
+    return str(file)
 
 
 def check_job(job: Job) -> None:
@@ -330,11 +362,6 @@ def check_job(job: Job) -> None:
         raise ConfigError(
             f"method {job.method.name} brings all data together; in a federation of machines data "
             "stays at its site: choose fedbn, fedavg, fedprox, silobn or singleset"
-        )
-    if job.setting.experiment.evaluation.report == "best":
-        raise ConfigError(
-            "evaluation.report = 'best': in a federation of machines a site uses its BatchNorm of "
-            "the last round, so no other round's numbers are reported; legal is 'last'"
         )
 
 

@@ -56,6 +56,7 @@ class Limits:
             or a network that is cut for a minute takes that.
         poll: Between two looks for answers.
         look: Between two looks at which nodes were restarted.
+        again: Before a site that waits for approval is asked once more.
     """
 
     wait: float = 300.0
@@ -63,6 +64,7 @@ class Limits:
     grace: float = 90.0
     poll: float = 0.05
     look: float = 2.0
+    again: float = 2.0
 
 
 @dataclass(frozen=True)

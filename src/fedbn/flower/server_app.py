@@ -29,13 +29,14 @@ from fedbn.experiments.schema import Experiment
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
-from fedbn.flower.membership import Attendance, Expected, digest
-from fedbn.flower.messages import RUN_NAME, Hello, Order, check_job, order_of
+from fedbn.flower.membership import Attendance, Expected
+from fedbn.flower.messages import Order, check_job, order_of
 from fedbn.flower.messaging import Grid, Limits
+from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_engine import FlowerEngine
-from fedbn.flower.site import Site, one_thread
-from fedbn.runs.folder import RunFolder
+from fedbn.flower.site import one_thread
+from fedbn.runs.folder import RunFolder, check_name
 
 _RUN = "check"
 
@@ -56,24 +57,9 @@ def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Ite
         here.greet()
         for site in expected.names:
             if site in here.hellos:
-                yield True, _said(here.hellos[site])
+                yield True, here.hellos[site].text
             else:
                 yield False, f"{site}: {here.faults.get(site, 'not connected')}"
-
-
-def ask_self(site: Site, questions: Sequence[Order]) -> Iterator[Finding]:
-    """Answer as this site would, without a server."""
-    for order in questions:
-        yield True, _said(site.hello(order))
-
-
-def _said(hello: Hello) -> str:
-    return (
-        f"{hello.member.name}: model {hello.schema_hash[:16]}, {len(hello.classes)} classes "
-        f"{digest(hello.classes)}, samples of shape {hello.input_shape}, "
-        f"{hello.member.examples:,} to train with; fedbn {hello.version}, torch {hello.torch}, "
-        f"{hello.device}"
-    )
 
 
 def _model(job: Job) -> str:
@@ -197,11 +183,7 @@ def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: 
 
 def run_folder(folder: FederationFolder, name: str) -> RunFolder:
     """The folder of a run, by its name."""
-    if not RUN_NAME.fullmatch(name):
-        raise ConfigError(
-            f"--name {name[:100]!r}: legal are 1 to 100 letters, digits and _ . - (not . - first)"
-        )
-    return RunFolder(folder.runs / name)
+    return RunFolder(folder.runs / check_name(name, "--name"))
 
 
 @contextmanager
@@ -222,7 +204,7 @@ def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
     info = folder.read()
     if least is not None and not 1 <= least <= len(info.sites):
         raise ConfigError(f"--min-sites {least}: legal are 1 to {len(info.sites)}")
-    return Expected(info.sites, folder.keys(), least or len(info.sites))
+    return Expected(info.sites, folder.keys(), least or len(info.sites), folder.agree)
 
 
 def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[Finding]:
@@ -254,6 +236,10 @@ RAW: dict[str, Any] = {
 }
 
 
+DEMO_POLICY = Policy(approval=False)
+"""What sites allow where nobody is there to approve an experiment."""
+
+
 def make(path: Path, sites: Sequence[str] = SITES) -> FederationFolder:
     """Make a federation for the loopback, on a port that is free."""
     folder = FederationFolder(path)
@@ -264,6 +250,8 @@ def make(path: Path, sites: Sequence[str] = SITES) -> FederationFolder:
 def start_site(folder: FederationFolder, site: str, data: str = "digits_mini") -> Child:
     """Start a site of the federation, as `fedbn federation join` does on its own machine."""
     home = folder.path / "demo-sites" / site
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "policy.toml").write_text(DEMO_POLICY.to_toml(), encoding="utf-8")
     arguments = ["federation", "join", str(folder.bundle(site)), "--data", data]
     arguments += ["--folder", str(home), "--parent"]
     return Child("fedbn", arguments, home / "flower", home / "join.log")

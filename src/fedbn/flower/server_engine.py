@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, RecordDict
 from safetensors.torch import save as to_bytes
 
 from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.best_round import validation
 from fedbn.core.engine import Round, RoundCost
 from fedbn.core.federation import Client
 from fedbn.core.packing import Pack, StateLayout
@@ -139,6 +140,7 @@ class FlowerEngine:
         self._scores = []
         after, report = run_round(self.plan, state, self._train)
         self._known = self._known.accepted([*report.losses], after.round)
+        self._note_best(state.round)
         left_out = {refusal.client: refusal.reason for refusal in report.refusals}
         own = round_records(self.plan, after.round, report)
         return Round(
@@ -158,6 +160,9 @@ class FlowerEngine:
         }
         self._take_scores(self._ask(orders, state, f"score {state.round}"), orders)
         self._tell_untrained(state.round)
+        self._note_best(state.round)
+        if self._known.best[2]:
+            self._tell_best(state.round)
         if not self._affine:
             return Round(state, self._scores)
         updates = (Weighted(pack, 1.0) for pack in self._affine.values())
@@ -167,6 +172,22 @@ class FlowerEngine:
 
     def close(self) -> None:
         """The grid is its owner's."""
+
+    def _note_best(self, round: int) -> None:
+        """Remember the best round where that is the one to use."""
+        if self._job.setting.experiment.evaluation.report == "best":
+            scores = validation([asdict(record) for record in self._scores])
+            self._known = self._known.scored(scores.get(round, []), round)
+
+    def _tell_best(self, round: int) -> None:
+        """Let the sites know which round is the one to use, now that all are scored."""
+        nodes = self._here.nodes.items()
+        letters = {
+            name: Letter(node, "query", messages.put(self._addressed("end", name, round, False)))
+            for name, node in nodes
+        }
+        for name, why in self._here.ask(letters, "end").faults.items():
+            self._note(f"{name} was not told that round {self._known.best[2]} is the best: {why}")
 
     def _train(self, chosen: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         scores = state.round > 0 and self.plan.evaluates(state.round)
@@ -200,6 +221,7 @@ class FlowerEngine:
             "joined": self._known.joined.get(name, 0),
             "scores": scores,
             "last": last,
+            "best": self._known.best[2],
         }
         return self._order.model_copy(update=update)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,18 +12,20 @@ from flwr.app import Message, RecordDict
 
 from fedbn import __version__
 from fedbn.core.federation import Client, Federation, check_federation
+from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
-from fedbn.errors import ConfigError, DataError, FedbnError, reason, unknown
+from fedbn.errors import ConfigError, FedbnError, reason
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.sources import load_federation
+from fedbn.experiments.site_data import alone
 from fedbn.flower import messages
-from fedbn.flower.membership import digest
-from fedbn.flower.messages import Hello, Member, Order, job_of
-from fedbn.flower.site_job import Desk, SiteOptions
+from fedbn.flower.messages import Hello, Member, Order, digest, job_of
+from fedbn.flower.policy import Approvals, asked_by, check_order, check_runs
+from fedbn.flower.site_job import Desk, SiteOptions, run_folder
+from fedbn.runs.folder import check_name
 
 log = logging.getLogger("fedbn")
 
@@ -31,6 +34,7 @@ class Site:
     """One site: its data, loaded once, and the models of the jobs it takes part in."""
 
     def __init__(self, options: SiteOptions):
+        check_name(options.name, "site")
         self.options = options
         self._desks: dict[str, Desk] = {}
 
@@ -44,18 +48,48 @@ class Site:
         order = messages.get(content, Order, *([messages.SHARED] if training else []))
         self._check(order)
         if order.kind == "hello":
-            return messages.put(self.hello(order))
+            plan = self._plan(order)
+            self._allow(order, plan)
+            return messages.put(self.hello(order, plan))
+        desk = self._desk(order)
+        self._allow(order, desk.plan)
+        if order.kind == "end":
+            desk.end(order)
+            return messages.put(messages.Noted())
         if not training:
             raise messages.Unreadable(f"an order to {order.kind} without the shared part")
-        return self._desk(order).work(order, content.array_records[messages.SHARED], state)
+        return desk.work(order, content.array_records[messages.SHARED], state)
+
+    def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
+        """Say what the site would answer, and whether it may: without a server."""
+        plan = self._plan(order)
+        yield True, self.hello(order, plan).text
+        try:
+            self._allow(order, plan)
+            yield True, "the site's policy allows it"
+        except FedbnError as error:
+            yield False, str(error)
+
+    def _plan(self, order: Order) -> Plan:
+        return plan_of(self._job(order), self._alone(order))
+
+    def _allow(self, order: Order, plan: Plan) -> None:
+        """Refuse what the policy forbids, and what no person at the site has approved."""
+        options, policy = self.options, self.options.policy
+        check_order(policy, order, plan, options.name)
+        if options.folder is not None:
+            check_runs(policy, options.folder, run_folder(options.folder, order).path)
+        if policy.approval:
+            if options.home is None:
+                raise ConfigError("the policy asks for approval, and the site has no folder")
+            Approvals(options.home).require(asked_by(order, plan))
 
     @cached_property
     def _federation(self) -> Federation:
-        found = load_federation(DataSection.model_validate(dict(self.options.data)))
-        client = _own(found, self.options.name)
-        alone = replace(found, clients=(client,))
-        check_federation(alone)
-        return alone
+        section = DataSection.model_validate(dict(self.options.data))
+        found = alone(section, self.options.name)
+        check_federation(found)
+        return found
 
     def client(self, validation: float, seed: int) -> Client:
         """The site's data, with its validation part held out."""
@@ -82,20 +116,25 @@ class Site:
         if order.version != __version__:
             raise ConfigError(f"fedbn {__version__} here, fedbn {order.version} at the server")
 
-    def hello(self, order: Order) -> Hello:
+    def hello(self, order: Order, plan: Plan) -> Hello:
         """Say what the site brings to a job: its model is made for that, nothing is trained."""
-        job = self._job(order)
-        client = self.client(job.setting.experiment.evaluation.validation, order.seed)
-        plan = plan_of(job, replace(self._federation, clients=(client,)))
+        federation = plan.federation
+        (client,) = federation.clients
         return Hello(
             member=Member(name=client.name, domain=client.domain, examples=len(client.train)),
             version=__version__,
             torch=str(torch.__version__),
-            device=job.setting.experiment.training.device,
+            device=plan.training.device,
             schema_hash=schema_hash(entries(plan.initial_model)),
-            classes=self._federation.classes,
-            input_shape=self._federation.input_shape,
+            experiment=asked_by(order, plan).hash,
+            classes=federation.classes,
+            input_shape=federation.input_shape,
         )
+
+    def _alone(self, order: Order) -> Federation:
+        """The site's data as a federation of one, as an order wants it split."""
+        share = self._job(order).setting.experiment.evaluation.validation
+        return replace(self._federation, clients=(self.client(share, order.seed),))
 
     def _job(self, order: Order) -> Job:
         return job_of(order, self.options.device, self.options.weights)
@@ -103,12 +142,17 @@ class Site:
     def _desk(self, order: Order) -> Desk:
         """The job's model, made anew when its members change; one job at a time has one."""
         key = order.model_copy(
-            update={"round": 0, "since": 0, "scores": False, "last": False, "kind": "train"}
+            update={
+                "round": 0,
+                "since": 0,
+                "best": 0,
+                "scores": False,
+                "last": False,
+                "kind": "train",
+            }
         ).model_dump_json()
         if key not in self._desks:
-            job = self._job(order)
-            own = self.client(job.setting.experiment.evaluation.validation, order.seed)
-            self._desks = {key: Desk(self.options, job, own, order)}
+            self._desks = {key: Desk(self.options, self._job(order), self._alone(order), order)}
         return self._desks[key]
 
 
@@ -117,23 +161,13 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _own(federation: Federation, site: str) -> Client:
-    """The site's client: the one of its name, or the only one there is."""
-    for client in federation.clients:
-        if client.name == site:
-            return client
-    if len(federation.clients) == 1:
-        return replace(federation.clients[0], name=site)
-    names = [client.name for client in federation.clients]
-    raise DataError(f"data {federation.name}: {unknown('site', site, names)}")
-
-
 def reply(site: Site, message: Message, state: RecordDict) -> Message:
     """Answer a message; what goes wrong is said, not raised, so that the server can name it."""
     try:
         content = site.answer(message.content, state)
     except FedbnError as error:
-        content = messages.put(messages.Sorry(reason=str(error)[:2000]))
+        waiting = isinstance(error, messages.NotYet)
+        content = messages.put(messages.Sorry(reason=str(error)[:2000], waiting=waiting))
     except Exception as error:
         log.debug("site %s failed", site.options.name, exc_info=True)
         content = messages.put(messages.Sorry(reason=reason(error)[:2000]))

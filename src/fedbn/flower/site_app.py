@@ -21,9 +21,11 @@ from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import write_private
 from fedbn.flower.internals_node import Child, free_port, last_words, quicken, work
 from fedbn.flower.messages import Order
+from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import reach
 from fedbn.flower.site import Site, one_thread, reply
 from fedbn.flower.site_job import SiteOptions
+from fedbn.runs.folder import check_name
 
 _ACCEPTED = "SuperNode ID"
 _REFUSED = ("activat", "public key", "unauthorized")
@@ -164,7 +166,8 @@ def make_app() -> ClientApp:
 @cache
 def _site(key: tuple[str, str, str]) -> Site:
     name, data, folder = key
-    return Site(SiteOptions(name, data_section(data), Path(folder) if folder else None))
+    place = Path(folder) / "flwr" / check_name(name, "site") if folder else None
+    return Site(SiteOptions(name, data_section(data), place, policy=Policy(approval=False)))
 
 
 def _options(context: Context) -> tuple[str, str, str]:

@@ -1,9 +1,9 @@
 """One job at a site: trains and scores from the shared part sent and the local part kept here.
 
 Flower forgets a client's state when its node restarts and when a new run begins, so the site has
-its own: one folder for federation, site, run, job and model, in it the local part after every
-round that may still be asked for, written whole and with checksums. It survives kills, restarts
-and messages done twice.
+its own: a run folder of one client, as `fedbn run` makes one, which is the site's to use. Beside it
+lies the local part after every round that may still be asked for, written whole and with
+checksums. It survives kills, restarts and messages done twice.
 """
 
 from __future__ import annotations
@@ -11,60 +11,107 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, RecordDict
 
-from fedbn.core.federation import Client
+from fedbn.core.federation import Federation
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import Refusal, RunState, Update, initial_state, train_client
+from fedbn.core.rounds import Record, Refusal, RunState, Update, initial_state, train_client
 from fedbn.core.scoring import measured, score_client
 from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.core.user_code import habits
 from fedbn.errors import ConfigError, DamagedRun, ModelError
-from fedbn.experiments.jobs import Job
-from fedbn.experiments.planner import plan_of
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.environment import differences, environment_of, facts_by_setting
+from fedbn.experiments.jobs import DEFAULT, Job
+from fedbn.experiments.planner import plan_of, resolved
 from fedbn.fast import speedups
 from fedbn.flower import messages
 from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
-from fedbn.runs import checkpoints
-from fedbn.runs.folder import RunFolder
+from fedbn.flower.policy import OPEN, Policy
+from fedbn.runs import checkpoints, metrics
+from fedbn.runs.folder import RunFolder, folder_name
 
+log = logging.getLogger("fedbn")
 Source = Literal["fresh", "state", "disk"]
 
 
-class Store(Protocol):
-    """Where a site's local part lies between rounds."""
+@dataclass(frozen=True)
+class SiteOptions:
+    """What a site decides for itself.
 
-    source: Source
+    Attributes:
+        name: The site; also the client's name.
+        data: Its `[data]` section: where its samples are.
+        folder: Where its run folders lie; None for Flower's memory (simulations).
+        federation: The federation it belongs to; orders of another one are refused.
+        release_affine: Whether it gives its BatchNorm affine away when a run has ended.
+        device: What it trains on; None for what the experiment says.
+        weights: Its copy of the experiment's `model.weights`; no other file is opened for that.
+        policy: What it allows.
+        home: Where the experiments lie that a person approved.
+    """
 
-    def load(self, round: int, layout: StateLayout) -> Pack:
-        """Read the local part after a round.
+    name: str
+    data: Mapping[str, Any]
+    folder: Path | None = None
+    federation: str | None = None
+    release_affine: bool = False
+    device: str | None = None
+    weights: Path | None = None
+    policy: Policy = OPEN
+    home: Path | None = None
 
-        Raises:
-            DamagedRun: It is not there, or not whole.
-        """
 
-    def save(self, round: int, since: int, local: Pack) -> None:
-        """Keep the local part after a round; `since` is the round that must stay beside it."""
+class SiteRun:
+    """A run folder of one client at a site, and the local parts that the server may ask for.
 
-
-class DiskStore:
-    """The local part on the site's own disk."""
+    Attributes:
+        folder: What `fedbn predict`, `evaluate`, `export` and `report` open.
+    """
 
     source: Source = "disk"
 
     def __init__(self, root: Path, site: str, order: Order):
-        run = RunFolder(root / order.federation / site / order.run)
-        self._place = run.job(order.method, order.setting, order.seed) / order.schema_hash[:16]
+        self.folder = run_folder(root, order)
         self._site = site
+        self._job = self.folder.job(order.method, DEFAULT, order.seed)
+        place = Path(folder_name(order.method)) / f"seed-{order.seed}" / order.schema_hash[:16]
+        self._place = self.folder.path / "local" / place
+        self._written: set[Record] | None = None
+
+    def begin(self, job: Job, data: Mapping[str, Any], federation: Federation) -> None:
+        """Write down what is run, or refuse what is not what lies there under this name."""
+        experiment = job.setting.experiment
+        named = {"name": "at_site", "site": self._site, "source": dict(data)}
+        raw = experiment.model_dump(exclude_unset=True) | {"data": named}
+        config = resolved(checked(raw, "the server's configuration", experiment.held), federation)
+        facts = {"data": federation.fingerprint(), "inputs": facts_by_setting({"": federation})}
+        environment = environment_of(config, [job], Path.cwd(), engine="flower", **facts)
+        if self.folder.config.exists():
+            here = {**config["training"], "device": ""}  # a site may take another one
+            before = self.folder.read_environment()
+            old = before.get("config", {})
+            training = {**old.get("training", {}), "device": ""}
+            differences(
+                {**before, "config": {**old, "training": training}},
+                {**environment, "config": {**config, "training": here}},
+            )
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self.folder.commit(config, environment)
 
     def load(self, round: int, layout: StateLayout) -> Pack:
-        """Read and verify one round."""
+        """Read and verify the local part after a round.
+
+        Raises:
+            DamagedRun: It is not there, or not whole.
+        """
         known = dict(checkpoints.rounds(self._place))
         if round not in known:
             held = ", ".join(map(str, sorted(known))) or "none"
@@ -77,18 +124,50 @@ class DiskStore:
         return checkpoints.load(known[round], like).local[self._site]
 
     def save(self, round: int, since: int, local: Pack) -> None:
-        """Write the round; keep it, the accepted one, and the one before that."""
-        self._place.mkdir(parents=True, exist_ok=True)
+        """Write the local part; keep it, that of the accepted round, and the one before that."""
         state = RunState(round, _nothing(), {self._site: local})
         checkpoints.save(self._place, state, {"since": since}, keep=None)
-        known = checkpoints.rounds(self._place)
-        before = [number for number, _ in known if number < since][:1]
-        for number, path in known:
-            if number not in (round, since, *before):
-                shutil.rmtree(path)
+        before = [number for number, _ in checkpoints.rounds(self._place) if number < since][:1]
+        _forget(self._place, {round, since, *before})
+
+    def keep(self, state: RunState, best: int) -> None:
+        """Keep the model after a round, shared part and local part, and that of the best round."""
+        facts = {"best": best} if best else {}
+        checkpoints.save(self._job, state, facts, keep=None)
+        _forget(self._job, {state.round, best})
+
+    def end(self, like: RunState, best: int) -> None:
+        """Take note of which round is the one to use."""
+        state, _ = checkpoints.newest(self._job, like)
+        if state is not None:
+            self.keep(state, best)
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Add numbers of the site's own; a message done twice gives them twice."""
+        file = self._job / "metrics.jsonl"
+        if self._written is None:
+            self._written = {Record(**record) for record in metrics.read(file)}
+        new = [record for record in records if record not in self._written]
+        text = "".join(map(metrics.line, new)).encode()
+        for each in (file, self.folder.metrics):
+            each.parent.mkdir(parents=True, exist_ok=True)
+            metrics.append(each, text)
+        self._written.update(new)
 
 
-class StateStore:
+def run_folder(root: Path, order: Order) -> RunFolder:
+    """The run folder of an order; each setting of a sweep has one of its own."""
+    setting = "" if order.setting == DEFAULT else f",{order.setting}"
+    return RunFolder(root / folder_name(f"{order.run}{setting}"))
+
+
+def _forget(folder: Path, but: set[int]) -> None:
+    for number, path in checkpoints.rounds(folder):
+        if number not in but:
+            shutil.rmtree(path)
+
+
+class FlowerMemory:
     """The local part in Flower's own memory, for simulations: gone with the process."""
 
     source: Source = "state"
@@ -123,103 +202,145 @@ def _nothing() -> Pack:
     return StateLayout(()).zeros()
 
 
-log = logging.getLogger("fedbn")
-
-
 class Desk:
     """A job's plan and model at a site.
 
     Args:
         options: What the site decided for itself.
         job: What is run.
-        own: The site's data.
+        alone: The site's data, as a federation of one.
         order: The first order of the job; later ones have the same members.
     """
 
-    def __init__(self, options: SiteOptions, job: Job, own: Client, order: Order):
+    def __init__(self, options: SiteOptions, job: Job, alone: Federation, order: Order):
+        (own,) = alone.clients
         names = [member.name for member in order.members]
         if own.name not in names:
             raise ConfigError(f"site {own.name} is not among the members of this run")
         sites = federation_of(order.members, order.classes, order.input_shape, own)
-        self._plan = plan_of(job, sites)
+        self.plan = plan_of(job, sites)
         self._options = options
-        device = self._plan.training.device
+        device = self.plan.training.device
         self._client = own.change(lambda split: split.to(device))  # and no stand-in
-        noticed = habits(self._plan.initial_model, [own])
+        noticed = habits(self.plan.initial_model, [own])
         for text in noticed.notes:
             log.info(text)
-        fast = speedups(self._plan, client=names.index(own.name))
+        fast = speedups(self.plan, client=names.index(own.name))
         self._replica = Replica(
-            self._plan.initial_model, self._plan.method, device, noticed, speedups=fast
+            self.plan.initial_model, self.plan.method, device, noticed, speedups=fast
         )
-        self._initial = initial_state(self._plan)
-        found = schema_hash(entries(self._plan.initial_model))
+        self._initial = initial_state(self.plan)
+        found = schema_hash(entries(self.plan.initial_model))
         if found != order.schema_hash:
             raise ModelError(f"another model: {found[:16]} here, {order.schema_hash[:16]} asked")
+        self._about = job, alone, order
+
+    @cached_property
+    def _run(self) -> SiteRun | None:
+        """The site's run folder, begun when there is something to write."""
+        job, alone, order = self._about
+        if self._options.folder is None:
+            return None
+        run = SiteRun(self._options.folder, self._client.name, order)
+        run.begin(job, self._options.data, alone)
+        return run
 
     def work(self, order: Order, sent: ArrayRecord, state: RecordDict) -> RecordDict:
         """Train or score from the shared part that was sent and the local part kept here."""
         begun = time.monotonic()
-        name = self._client.name
-        store = self._store(order, state)
+        name, store = self._client.name, self._run or FlowerMemory(state, order)
         shared = from_record(sent, self._initial.shared.layout)
         local, source = self._local(order, store, shared)
         # A round is trained, and its predecessor scored, from the same two parts.
         done = order.round - 1 if order.kind == "train" else order.round
         before = RunState(done, shared, {name: local})
-        scores = self._scores(order, before) if order.scores else ()
-        if order.kind == "score":
-            return self._released(order, local, self._answer(order, source, begun, scores))
-        outcome = train_client(self._plan, self._replica, self._client, before)
-        if isinstance(outcome, Refusal):
-            raise ModelError(outcome.reason)
-        store.save(order.round, order.since, outcome.local)
-        answer = self._answer(order, source, begun, scores, outcome)
-        return messages.put(answer, **{messages.SHARED: to_record(outcome.shared)})
+        records = self._scored(order, before) if order.scores else []
+        update = None
+        if order.kind == "train":
+            outcome = train_client(self.plan, self._replica, self._client, before)
+            if isinstance(outcome, Refusal):
+                raise ModelError(outcome.reason)
+            store.save(order.round, order.since, outcome.local)
+            update = outcome
+        self._write(order, before, records, update)
+        answer = self._answer(order, source, begun, records, update)
+        if update is not None:
+            return messages.put(answer, **{messages.SHARED: to_record(update.shared)})
+        return self._released(order, local, answer)
 
-    def _store(self, order: Order, state: RecordDict) -> Store:
-        if self._options.folder is None:
-            return StateStore(state, order)
-        return DiskStore(self._options.folder, self._client.name, order)
+    def end(self, order: Order) -> None:
+        """Take note that the run is over, and which round is the one to use."""
+        if self._run:
+            self._run.end(self._initial_here(), order.best)
 
-    def _local(self, order: Order, store: Store, shared: Pack) -> tuple[Pack, Source]:
+    def _initial_here(self) -> RunState:
+        name = self._client.name
+        return replace(self._initial, local={name: self._initial.local[name]}, untrained={})
+
+    def _write(
+        self, order: Order, state: RunState, records: Sequence[Record], update: Update | None
+    ) -> None:
+        """Keep the model and the numbers of the site in its own run folder."""
+        if self._run is None:
+            return
+        if state.round:
+            self._run.keep(self._completed(order, state), order.best)
+        key = (self.plan.method.name, DEFAULT, self.plan.seed)
+        own = [replace(record, setting=DEFAULT) for record in records]
+        if update is not None:
+            loss = _finite(update.loss)
+            about = (self._client.name, self._client.domain, "train", "training_loss")
+            own.append(Record(*key, order.round, *about, loss))
+        self._run.write(own)
+
+    def _local(
+        self, order: Order, store: SiteRun | FlowerMemory, shared: Pack
+    ) -> tuple[Pack, Source]:
         """The local part after the last round that the server accepted; new before the first."""
         start = self._initial.local[self._client.name]
         if order.since:
             return store.load(order.since, start.layout), store.source
-        if order.joined and self._plan.local_statistics:
+        if order.joined and self.plan.local_statistics:
             # A site that came later: the statistics of its own data, new affine.
             state = RunState(0, shared, {self._client.name: start})
             return measured(self._replica, self._client, state), "fresh"
         return start, "fresh"
 
-    def _scores(self, order: Order, state: RunState) -> tuple[Score, ...]:
-        if not (order.since or order.joined) and self._plan.local_statistics:
-            own = measured(self._replica, self._client, state)
-            state = replace(state, untrained={self._client.name: own})
-        records = score_client(self._plan, self._replica, self._client, state)
+    def _completed(self, order: Order, state: RunState) -> RunState:
+        """Give a site that has not trained yet the statistics of its own data."""
+        if (order.since or order.joined) or not self.plan.local_statistics:
+            return state
+        own = measured(self._replica, self._client, state)
+        return replace(state, untrained={self._client.name: own})
+
+    def _scored(self, order: Order, state: RunState) -> list[Record]:
+        state = self._completed(order, state)
+        records = score_client(self.plan, self._replica, self._client, state)
         if isinstance(records, Refusal):
             raise ModelError(records.reason)
-        return tuple(
-            Score(domain=r.domain, split=r.split, metric=r.metric, value=r.value) for r in records
-        )
+        return records
 
     def _answer(
         self,
         order: Order,
         source: Source,
         begun: float,
-        scores: tuple[Score, ...],
-        update: Update | None = None,
+        records: Sequence[Record],
+        update: Update | None,
     ) -> Answer:
+        sends = self._options.policy.sends
+        told = records if "scores" in sends else ()
+        loss = _finite(update.loss) if update is not None and "loss" in sends else None
         return Answer(
             round=order.round,
             schema_hash=order.schema_hash,
             examples=len(self._client.train),
-            loss=None if update is None else _finite(update.loss),
+            loss=loss,
             source=source,
             seconds=time.monotonic() - begun,
-            scores=scores,
+            scores=tuple(
+                Score(domain=r.domain, split=r.split, metric=r.metric, value=r.value) for r in told
+            ),
         )
 
     def _released(self, order: Order, local: Pack, answer: Answer) -> RecordDict:
@@ -237,26 +358,3 @@ def affine_of(local: Pack) -> Pack:
 
 def _finite(loss: float) -> float | None:
     return loss if abs(loss) < float("inf") else None
-
-
-@dataclass(frozen=True)
-class SiteOptions:
-    """What a site decides for itself.
-
-    Attributes:
-        name: The site; also the client's name.
-        data: Its `[data]` section: where its samples are.
-        folder: Where its local part is kept; None for Flower's memory (simulations).
-        federation: The federation it belongs to; orders of another one are refused.
-        release_affine: Whether it gives its BatchNorm affine away when a run has ended.
-        device: What it trains on; None for what the experiment says.
-        weights: Its copy of the experiment's `model.weights`; None where that path is right.
-    """
-
-    name: str
-    data: Mapping[str, Any]
-    folder: Path | None = None
-    federation: str | None = None
-    release_affine: bool = False
-    device: str | None = None
-    weights: Path | None = None

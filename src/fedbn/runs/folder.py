@@ -241,6 +241,24 @@ def without_checkpoints(job: Path) -> bool:
     return (job / RECORDS_ALONE).is_file()
 
 
+PLAIN_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}"
+"""A name that others give and that becomes a path here: of a federation, a site, a run."""
+
+
+def check_name(name: str, what: str) -> str:
+    """Refuse a name that could lead elsewhere than into its folder.
+
+    Examples:
+        >>> check_name("nyu", "site")
+        'nyu'
+    """
+    if not re.fullmatch(PLAIN_NAME, name):
+        raise ConfigError(
+            f"{what} {name[:100]!r}: legal are 1 to 100 letters, digits and _ . - (not . - first)"
+        )
+    return name
+
+
 def folder_name(text: str) -> str:
     """Make a folder's name of a method or setting as the user wrote it."""
     return re.sub(r"[^\w.=,+() \-]", "_", text).strip(". ") or "_"

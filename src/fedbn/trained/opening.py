@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from fedbn import registry
+from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
@@ -19,7 +20,7 @@ from fedbn.errors import ConfigError, DamagedRun, unknown
 from fedbn.experiments.configuration import IN_PYTHON, held_experiment
 from fedbn.experiments.environment import facts_for, sketch
 from fedbn.experiments.jobs import Job, Key, method_of, named_jobs
-from fedbn.experiments.planner import Planner
+from fedbn.experiments.planner import Planner, plan_of
 from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.sources import given_federation, named_files
@@ -100,7 +101,8 @@ def open_run(
     facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
     loader = _Loader(folder, job.setting.experiment, given, notes)
     known = sketch(facts) if facts else loader()
-    plan = Planner(known, own).plan(_without_data(job))
+    with one_torch_thread():  # at a site one client is here of those that a round needs
+        plan = plan_of(_without_data(job), known, own)
     state = _state(folder, job, plan, notes)
     file = folder.job(*job.key) / "metrics.jsonl"
     records = tuple(Record(**record) for record in metrics.read(file))

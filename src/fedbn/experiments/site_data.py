@@ -1,0 +1,40 @@
+"""The data of one site of a federation: one client, whatever else lies beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedbn.core.federation import Client, Federation
+from fedbn.errors import DataError, unknown
+from fedbn.experiments.schema import DataSection
+from fedbn.experiments.sources import load_federation
+from fedbn.registry import Held
+
+
+def at_site(site: str, source: dict[str, Any]) -> Federation:
+    """The data of one site; what the `[data]` of a site's run folder names.
+
+    Args:
+        site: The site.
+        source: The `[data]` section that it joined with.
+    """
+    held = Held("the configuration of a site's run")
+    return alone(DataSection.model_validate(source, context=held), site)
+
+
+def alone(section: DataSection, site: str) -> Federation:
+    """Load a site's data as a federation of one."""
+    found = load_federation(section)
+    return replace(found, clients=(_own(found, site),))
+
+
+def _own(federation: Federation, site: str) -> Client:
+    """The site's client: the one of its name, or the only one there is."""
+    for client in federation.clients:
+        if client.name == site:
+            return client
+    if len(federation.clients) == 1:
+        return replace(federation.clients[0], name=site)
+    names = [client.name for client in federation.clients]
+    raise DataError(f"data {federation.name}: {unknown('site', site, names)}")

@@ -1,0 +1,272 @@
+"""What a site allows: a TOML file at the site, and the experiments that a person there approved.
+
+An order is examined by the policy before anything is trained, whatever the server was told before.
+How many sites take part in a round, and which, is the server's word: the policy believes it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import fedbn.methods
+import fedbn.models
+from fedbn import registry
+from fedbn.core.federation import Client
+from fedbn.core.plan import Plan
+from fedbn.core.state import entries, schema_hash
+from fedbn.errors import ConfigError, FedbnError
+from fedbn.experiments.configuration import explained, read_toml
+from fedbn.flower.messages import NotYet, Order
+from fedbn.methods import pieces_of
+from fedbn.models import suggested
+from fedbn.runs.folder import to_json, write_atomically
+
+_SHORTEST_HASH = 16
+_EPOCHS = 100  # of its own that a site trains a round, at most, unless the policy says steps
+_OF_NO_MATTER = ("seeds", "workers", "engine", "data", "sweep", "quick", "reproduce")
+_TITLE = "# What this site allows. `fedbn federation join` reads it when it starts.\n"
+
+
+class Forbidden(FedbnError):  # noqa: N818 - the name says what happened
+    """The site's policy does not allow what was asked."""
+
+
+class Policy(BaseModel):
+    """What a site allows; strict unless it says otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    methods: list[str] = Field(
+        default_factory=lambda: registry.names(fedbn.methods), description="by name"
+    )
+    models: list[str] = Field(
+        default_factory=lambda: registry.names(fedbn.models),
+        description="by name, or by the hash that `federation check` shows",
+    )
+    min_batch: int = Field(8, ge=1, description="samples in a batch, at least")
+    min_samples: int = Field(32, ge=1, description="distinct samples behind an update, at least")
+    min_sites: int = Field(2, ge=1, description="sites in a round, at least")
+    max_rounds: int = Field(1000, ge=1, description="rounds of a run, at most")
+    max_runs: int = Field(100, ge=1, description="runs whose folders lie here, at most")
+    max_steps: int = Field(0, ge=0, description="batches a round, at most; 0: 100 own epochs")
+    sends: list[Literal["loss", "scores"]] = Field(
+        ["loss", "scores"], description="numbers that go to the server"
+    )
+    approval: bool = Field(True, description="a person approves every new experiment")
+
+    def to_toml(self) -> str:
+        """Render with a remark at every key."""
+        fields = type(self).model_fields
+        lines = [  # what JSON writes of numbers, words and lists is TOML too
+            f"{name} = {json.dumps(value)}  # {fields[name].description}"
+            for name, value in self.model_dump().items()
+        ]
+        return _TITLE + "\n".join(lines) + "\n"
+
+
+# Where everything runs on one machine for trying out: no site is another's.
+OPEN = Policy(
+    min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
+    approval=False,
+)  # fmt: skip
+
+
+def read_policy(file: Path) -> Policy:
+    """Read a site's policy.
+
+    Raises:
+        ConfigError: Naming the key that is not known, or whose value is not legal.
+    """
+    try:
+        return Policy.model_validate(read_toml(file))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ConfigError(f"{file}: {explained(problem, Policy)}") from error
+
+
+def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
+    """Refuse what the policy does not allow.
+
+    Args:
+        policy: What is allowed.
+        order: What the server asks.
+        plan: The order's job, for the sites that are known.
+        site: This site.
+
+    Raises:
+        Forbidden: Naming the rule of the policy.
+    """
+    own = next(client for client in plan.federation.clients if client.name == site)
+    _check_method(policy, order, plan)
+    _check_model(policy, order, plan)
+    _check_samples(policy, plan, own)
+    _at_most("max_rounds", plan.training.rounds, policy.max_rounds, "rounds")
+    if order.round > plan.training.rounds:
+        raise Forbidden(f"round {order.round} of {plan.training.rounds}: the run is over")
+    if order.members:
+        _at_least("min_sites", plan.clients_a_round, policy.min_sites, "sites a round")
+    _check_steps(policy, plan, own)
+
+
+def check_runs(policy: Policy, root: Path, run: Path) -> None:
+    """Refuse one run more than the policy allows."""
+    others = [path.parent for path in root.glob("*/config.toml") if path.parent != run]
+    _at_most("max_runs", len(others) + 1, policy.max_runs, "runs")
+
+
+def _check_method(policy: Policy, order: Order, plan: Plan) -> None:
+    written = ["+".join(pieces_of(spec)) for spec in order.experiment.get("methods", [])]
+    if plan.method.name not in written:
+        raise Forbidden(f"method {plan.method.name} is not in the experiment's list")
+    name = pieces_of(order.method)[0].partition("(")[0].strip()
+    if ":" not in name and name not in policy.methods:  # of code of its own `--trust` decides
+        raise _forbidden(f"method {name}", f"methods = {policy.methods}")
+
+
+def _check_model(policy: Policy, order: Order, plan: Plan) -> None:
+    name = order.experiment.get("model", {}).get("name") or suggested(plan.federation.input_shape)
+    found = schema_hash(entries(plan.initial_model))
+    by_hash = [one for one in policy.models if len(one) >= _SHORTEST_HASH]
+    if ":" in name or name in policy.models or any(found.startswith(one) for one in by_hash):
+        return
+    raise _forbidden(f"model {name} ({found[:16]})", f"models = {policy.models}")
+
+
+def _check_samples(policy: Policy, plan: Plan, own: Client) -> None:
+    n, training = len(own.train), plan.training
+    batch = n if training.batch_size is None else min(n, training.batch_size)
+    distinct = sum(training.sizes(n)[: plan.steps(own)])
+    _at_least("min_batch", batch, policy.min_batch, "samples a batch")
+    _at_least("min_samples", distinct, policy.min_samples, "samples behind an update")
+
+
+def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
+    """Refuse a round that is too long; where another site's size asks for it, name that site."""
+    training, steps = plan.training, plan.steps(own)
+    most = policy.max_steps or _EPOCHS * len(training.sizes(len(own.train)))
+    if steps <= most:
+        return
+    largest = max(plan.federation.clients, key=lambda client: len(client.train))
+    asks = training.unequal == "repeat" and training.local_steps is None
+    why = f", because {largest.name} says it has {len(largest.train):,} samples" if asks else ""
+    raise _forbidden(f"{steps:,} batches a round{why}", f"max_steps = {most:,}")
+
+
+def _at_least(rule: str, found: int, least: int, what: str) -> None:
+    if found < least:
+        raise _forbidden(f"{found:,} {what}", f"{rule} = {least:,}")
+
+
+def _at_most(rule: str, found: int, most: int, what: str) -> None:
+    if found > most:
+        raise _forbidden(f"{found:,} {what}", f"{rule} = {most:,}")
+
+
+def _forbidden(what: str, rule: str) -> Forbidden:
+    return Forbidden(f"the site's policy forbids {what} ({rule})")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An experiment that a site was asked to take part in.
+
+    Attributes:
+        experiment: The configuration, without run name and seeds, and what the model is for.
+        run: The run that asked first.
+        asked: When.
+        approved: When and by whom; empty while it waits.
+    """
+
+    experiment: dict[str, Any]
+    run: str
+    asked: str
+    approved: str = ""
+
+    @property
+    def hash(self) -> str:
+        """What is approved."""
+        text = json.dumps(self.experiment, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def asked_by(order: Order, plan: Plan) -> Asked:
+    """The experiment of an order, as a person approves it."""
+    facts = {key: value for key, value in order.experiment.items() if key not in _OF_NO_MATTER}
+    contract = {
+        "classes": list(plan.federation.classes),
+        "input_shape": list(plan.federation.input_shape),
+        "schema_hash": schema_hash(entries(plan.initial_model)),
+        "weights": order.weights,
+    }
+    # Where a site's files lie and what it trains on is its own affair.
+    facts["model"] = {key: v for key, v in facts.get("model", {}).items() if key != "weights"}
+    facts["training"] = {k: v for k, v in facts.get("training", {}).items() if k != "device"}
+    return Asked({**facts, "contract": contract}, order.run, _now())
+
+
+class Approvals:
+    """Experiments that a site was asked for: one file each, approved by a person or waiting."""
+
+    def __init__(self, home: Path):
+        self._folder = home / "experiments"
+
+    def require(self, asked: Asked) -> None:
+        """Go on with an experiment that was approved; put another one before a person.
+
+        Raises:
+            NotYet: It waits for approval.
+        """
+        file = self._folder / f"{asked.hash}.json"
+        if not file.exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, to_json(vars(asked)))
+        if not _read(file).approved:
+            raise NotYet(
+                f"waits for approval by a person at the site: `fedbn federation approve SITE "
+                f"{asked.hash[:16]}`"
+            )
+
+    def all(self) -> list[Asked]:
+        """All experiments, the oldest first."""
+        found = [_read(file) for file in self._folder.glob("*.json")]
+        return sorted(found, key=lambda one: one.asked)
+
+    def decide(self, start: str, approve: bool) -> Asked:
+        """Approve the experiment whose hash begins so, or take the approval back."""
+        found = [one for one in self.all() if start and one.hash.startswith(start.lower())]
+        if len(found) != 1:
+            known = ", ".join(one.hash[:16] for one in self.all()) or "none yet"
+            raise ConfigError(f"experiment {start!r}: {len(found)} begin so; asked for: {known}")
+        said = f"{_now()} by {_user()}" if approve else ""
+        decided = Asked(found[0].experiment, found[0].run, found[0].asked, said)
+        write_atomically(self._folder / f"{decided.hash}.json", to_json(vars(decided)))
+        return decided
+
+
+def _read(file: Path) -> Asked:
+    try:
+        found = Asked(**json.loads(file.read_bytes()))
+        if f"{found.hash}.json" == file.name:
+            return found
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigError(f"{file}: damaged ({error}); delete it") from error
+    raise ConfigError(f"{file}: its content is not what its name says; delete it")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "an unknown user"

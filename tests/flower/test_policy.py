@@ -1,0 +1,244 @@
+"""A site has a say: what its policy forbids, and what no person there approved, is not trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import RAW, SITES, Bench, FakeGrid, few
+from flwr.app import RecordDict
+from safetensors.torch import load
+from typer.testing import CliRunner
+
+from fedbn.cli.main import app
+from fedbn.errors import ConfigError, NotApproved, TooFewClients
+from fedbn.experiments.configuration import checked
+from fedbn.flower import messages, server_app
+from fedbn.flower.membership import Expected
+from fedbn.flower.messages import KEY, Order
+from fedbn.flower.policy import Approvals, Policy, read_policy
+
+STRICT = Policy(approval=False)
+KEYS = {name.encode(): name for name in SITES}
+ATTACK = {
+    **RAW,
+    "methods": ["fedavg"],
+    "model": {"name": "mlp", "args": {"hidden": []}},
+    "training": {"rounds": 1, "local_steps": 1, "batch_size": 1, "participation": 0.3},
+}
+
+
+def grid_with(bench: Bench, policy: Policy, **options: object) -> FakeGrid:
+    return FakeGrid([bench.site(name, policy=policy, **options) for name in SITES])
+
+
+def training(**values: object) -> dict:
+    return {**ATTACK, "training": {**ATTACK["training"], **values}}
+
+
+def stolen(grid: FakeGrid) -> tuple[str, torch.Tensor]:
+    """What the operator computes of one message and its answer: the sample behind the update."""
+    site, sent, answer = next(e for e in grid.log if messages.SHARED in e[2].content)
+    before, after = (load(m.content[messages.SHARED][KEY].data) for m in (sent, answer))
+    weight = after["1.weight"].double() - before["1.weight"].double()
+    bias = after["1.bias"].double() - before["1.bias"].double()
+    row = int(bias.abs().argmax())
+    return site, weight[row] / bias[row]
+
+
+def test_without_a_policy_a_server_takes_a_picture_out_of_a_site(bench: Bench) -> None:
+    """That is the attack; the tests below show what stops it."""
+    grid = bench.grid()
+    bench.run(grid, ATTACK)
+    site, found = stolen(grid)
+    own = next(client for client in few().clients if client.name == site).train
+    pictures = own.batch(slice(None))[0].double().flatten(1)
+    assert (pictures - found).abs().amax(dim=1).min() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("raw", "rule"),
+    [
+        (ATTACK, r"forbids 1 samples a batch \(min_batch = 8\)"),
+        (training(batch_size=8), r"forbids 8 samples behind an update \(min_samples = 32\)"),
+        (training(batch_size=8, local_steps=4), r"forbids 1 sites a round \(min_sites = 2\)"),
+        ({**RAW, "training": {"rounds": 1001}}, r"1,001 rounds \(max_rounds = 1,000\)"),
+        ({**RAW, "training": {"rounds": 1, "local_epochs": 500}}, r"2,000 batches a round \("),
+    ],
+)
+def test_what_the_strict_policy_forbids_is_refused_and_named(bench: Bench, raw, rule) -> None:
+    grid = grid_with(bench, STRICT)
+    with pytest.raises(TooFewClients, match=rule):
+        bench.run(grid, raw)
+    assert not [answer for _, _, answer in grid.log if messages.SHARED in answer.content]
+
+
+def test_methods_and_models_are_allowed_by_name_or_by_the_models_hash(bench: Bench) -> None:
+    with pytest.raises(TooFewClients, match=r"forbids method fedavg \(methods = \['fedbn'\]\)"):
+        bench.run(grid_with(bench, Policy(approval=False, methods=["fedbn"])), ATTACK)
+    with pytest.raises(TooFewClients, match=r"forbids model small_cnn \([0-9a-f]{16}\)"):
+        bench.run(grid_with(bench, Policy(approval=False, models=["mlp"])))
+    question = server_app.orders(checked(RAW), "fed")[0]
+    known = messages.get(
+        bench.site("plain").answer(messages.put(question), RecordDict()), messages.Hello
+    ).schema_hash[:16]
+    bench.run(grid_with(bench, Policy(approval=False, models=[known])))
+
+
+def test_an_order_of_another_method_than_the_experiments_is_refused(bench: Bench) -> None:
+    (order,) = server_app.orders(checked(RAW), "fed")
+    changed = messages.put(order.model_copy(update={"method": "fedavg"}))
+    with pytest.raises(Exception, match="method fedavg is not in the experiment's list"):
+        bench.site("plain", policy=STRICT).answer(changed, RecordDict())
+
+
+def test_a_policy_says_how_many_runs_a_site_takes(bench: Bench) -> None:
+    policy = Policy(approval=False, max_runs=1)
+    bench.run(grid_with(bench, policy), name="one")
+    with pytest.raises(TooFewClients, match=r"forbids 2 runs \(max_runs = 1\)"):
+        bench.run(grid_with(bench, policy), name="two")
+
+
+def test_numbers_that_the_policy_keeps_are_not_sent(bench: Bench) -> None:
+    grid = grid_with(bench, Policy(approval=False, sends=[]))
+    bench.run(grid)
+    said = [a.content["answer"]["json"] for _, _, a in grid.log if "answer" in a.content]
+    assert said
+    for text in said:
+        answer = json.loads(str(text))
+        assert (answer["loss"], answer["scores"]) == (None, [])
+
+
+def test_an_experiment_waits_until_a_person_approves_it(bench: Bench, tmp_path: Path) -> None:
+    def grid() -> FakeGrid:
+        return FakeGrid([bench.site(name, policy=Policy(), home=tmp_path / name) for name in SITES])
+
+    with pytest.raises(NotApproved, match=r"photo: waits for approval by a person at the site"):
+        bench.run(grid())
+    assert "photo waits for approval" in bench.notes()
+    (asked,) = Approvals(tmp_path / "photo").all()
+    said = CliRunner().invoke(app, ["federation", "approve", str(tmp_path / "photo")])
+    assert asked.hash[:16] in said.output
+    assert "waits" in said.output
+    for name in SITES:
+        line = ["federation", "approve", str(tmp_path / name), asked.hash[:8]]
+        assert CliRunner().invoke(app, line).exit_code == 0
+    other_seed = {**RAW, "seeds": [7]}
+    folder = bench.run(grid(), other_seed, name="another-name")
+    assert folder.metrics.exists()
+    longer = {**RAW, "training": {**RAW["training"], "rounds": 3}}
+    with pytest.raises(NotApproved):
+        bench.run(grid(), longer, name="longer")
+    line = ["federation", "approve", str(tmp_path / "photo"), asked.hash[:8], "--withdraw"]
+    assert CliRunner().invoke(app, line).exit_code == 0
+    with pytest.raises(NotApproved):
+        bench.run(grid(), name="withdrawn")
+
+
+def test_training_itself_needs_the_approval_and_not_only_the_first_question(
+    bench: Bench, tmp_path: Path
+) -> None:
+    grid = bench.grid()
+    bench.run(grid)
+    order = next(m for s, m, a in grid.log if s == "photo" and messages.SHARED in a.content)
+    site = bench.site("photo", policy=Policy(), home=tmp_path)
+    with pytest.raises(messages.NotYet, match="waits for approval"):
+        site.answer(order.content, RecordDict())
+
+
+def test_approval_that_comes_while_the_run_waits_lets_it_begin(bench: Bench, tmp_path) -> None:
+    grid = grid_with(bench, Policy(), home=tmp_path)
+    bench.limits = type(bench.limits)(wait=60, round=5, grace=0, poll=0.01, look=0, again=0.01)
+    tamper = grid.tamper
+
+    def approve(site, answer):
+        for asked in Approvals(tmp_path).all():
+            Approvals(tmp_path).decide(asked.hash, True)
+        return tamper(site, answer)
+
+    grid.tamper = approve
+    bench.run(grid)
+    assert "plain waits for approval" in bench.notes()
+
+
+@pytest.mark.parametrize("path", ["/etc/hostname", "/no/such/file"])
+def test_a_site_says_nothing_of_a_path_that_the_server_names(bench: Bench, path: str) -> None:
+    order = server_app.orders(checked(RAW), "fed")[0]
+    experiment = {**order.experiment, "model": {"name": "small_cnn", "weights": path}}
+    asked = order.model_copy(update={"experiment": experiment, "weights": "0" * 64})
+    with pytest.raises(ConfigError) as caught:
+        bench.site("plain").answer(messages.put(asked), RecordDict())
+    assert str(caught.value) == (
+        "the model starts from weights: bring the server's file to this site and join with "
+        "--weights FILE (its sha256: 0000000000000000)"
+    )
+
+
+def test_a_site_refuses_the_steps_that_another_sites_count_asks_for(bench: Bench) -> None:
+    raw = {**RAW, "training": {"rounds": 1, "unequal": "repeat"}}
+
+    def boast(site, answer):
+        record = answer.content.config_records.get("hello")
+        if site == "photo" and record:
+            said = json.loads(str(record["json"]))
+            said["member"]["examples"] = 10**9
+            record["json"] = json.dumps(said)
+        return answer
+
+    grid = grid_with(bench, STRICT)
+    grid.tamper = boast
+    with pytest.raises(TooFewClients, match="because photo says it has 1,000,000,000 samples"):
+        bench.run(grid, raw)
+
+
+def test_a_count_far_from_the_one_agreed_is_refused(bench: Bench, tmp_path: Path) -> None:
+    folder = server_app.make(tmp_path / "fed", SITES)
+    assert folder.agree("photo", 10) is None
+    assert folder.agree("photo", 20) is None
+    assert "1,000 training samples, 10 were agreed" in (folder.agree("photo", 1000) or "")
+    assert folder.agreed() == {"photo": 10}
+    expected = Expected(SITES, KEYS, 2, folder.agree)
+    with pytest.raises(TooFewClients, match=r"photo: says it has 64 training samples, 10 were"):
+        bench.run(bench.grid(), expected=expected)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a" * 101, "new\nline"])
+@pytest.mark.parametrize("field", ["federation", "run"])
+def test_no_name_of_an_order_leads_out_of_its_folder(bench: Bench, field: str, name: str) -> None:
+    (order,) = server_app.orders(checked(RAW), "fed")
+    content = messages.put(order)
+    said = {**json.loads(str(content["order"]["json"])), field: name}
+    content["order"]["json"] = json.dumps(said)
+    with pytest.raises(messages.Unreadable, match=f"not a legal order: {field}"):
+        bench.site("plain").answer(content, RecordDict())
+    with pytest.raises(ConfigError, match="site"):
+        bench.site(name, folder=None)
+
+
+def test_a_hash_that_is_none_is_refused(bench: Bench) -> None:
+    (order,) = server_app.orders(checked(RAW), "fed")
+    content = messages.put(order)
+    said = {**json.loads(str(content["order"]["json"])), "schema_hash": "../../evil"}
+    content["order"]["json"] = json.dumps(said)
+    with pytest.raises(messages.Unreadable, match="schema_hash"):
+        messages.get(content, Order)
+
+
+def test_a_policy_is_a_file_that_names_what_is_wrong_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(Policy().to_toml())
+    assert read_policy(file) == Policy()
+    assert "min_batch = 8  # samples in a batch, at least" in file.read_text()
+    for text, reason in (
+        ("min_batches = 4", "did you mean 'min_batch'"),
+        ("min_batch = 0", "min_batch = 0"),
+        ("approval = 'no'", "approval = 'no'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=reason):
+            read_policy(file)

@@ -1,0 +1,125 @@
+"""A site gets its model: a run folder of one client, used at the site without the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import RAW, Bench, FakeGrid, few, in_one_process
+from typer.testing import CliRunner
+
+from fedbn.cli.main import app
+from fedbn.core.replica import Replica
+from fedbn.errors import Interrupted, TooFewClients
+from fedbn.flower import messages
+from fedbn.runs import checkpoints, metrics
+from fedbn.trained.opening import open_run
+
+BEST = {
+    **RAW,
+    "training": {"rounds": 4, "local_steps": 2, "lr": 0.3},
+    "evaluation": {"report": "best", "validation": 0.25},
+}
+
+
+def folder_of(bench: Bench, site: str, run: str = "run") -> Path:
+    return bench.root / "sites" / site / run
+
+
+def outputs(model: torch.nn.Module, site: str) -> torch.Tensor:
+    client = next(client for client in few().clients if client.name == site)
+    with torch.no_grad():
+        return model(client.train.batch(slice(0, 16))[0])
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedavg", "silobn"])
+def test_a_sites_model_is_the_one_of_the_embedded_runs_client(bench: Bench, method: str) -> None:
+    raw = {**RAW, "methods": [method]}
+    bench.run(bench.grid(), raw)
+    plan, state, records = in_one_process(raw)
+    for site in ("plain", "photo"):
+        trained = open_run(folder_of(bench, site))
+        assert trained.clients == (site,)
+        replica = Replica(plan.initial_model, plan.method)
+        replica.load(state.shared, state.local[site])
+        wanted = outputs(replica.model.eval(), site)
+        assert torch.equal(outputs(trained.model(site), site), wanted)
+        own = [record for record in records if record.client == site]
+        assert {(r.round, r.split, r.metric, r.value) for r in trained.records} == {
+            (r.round, r.split, r.metric, r.value) for r in own
+        }
+
+
+def test_a_site_that_rests_in_the_last_round_has_the_last_shared_part(bench: Bench) -> None:
+    raw = {**RAW, "training": {"rounds": 3, "local_steps": 2, "participation": 0.5}}
+    bench.run(bench.grid(), raw)
+    plan, state, _ = in_one_process(raw)
+    for site in ("plain", "photo"):
+        replica = Replica(plan.initial_model, plan.method)
+        replica.load(state.shared, state.scored_with(site))
+        wanted = outputs(replica.model.eval(), site)
+        assert torch.equal(outputs(open_run(folder_of(bench, site)).model(site), site), wanted)
+
+
+@pytest.mark.parametrize("stop", [None, 2])
+def test_the_best_round_is_the_one_that_the_embedded_run_gives(bench: Bench, stop) -> None:
+    if stop:
+        with pytest.raises(Interrupted):
+            bench.run(bench.grid(), BEST, stop_after=stop)
+    grid = bench.grid()
+    bench.run(grid, BEST)
+    ends = [messages.get(m.content, messages.Order) for _, m, a in grid.log if "noted" in a.content]
+    from fedbn.core.best_round import best_round, validation
+
+    plan, _, records = in_one_process(BEST)
+    best = best_round(validation(map(vars, records)))
+    assert [order.best for order in ends] == [best, best]
+    short = {**BEST, "training": {**BEST["training"], "rounds": best}}
+    plan, state, _ = in_one_process(short)
+    for site in ("plain", "photo"):
+        trained = open_run(folder_of(bench, site))
+        assert trained.state.round == best
+        replica = Replica(plan.initial_model, plan.method)
+        replica.load(state.shared, state.local[site])
+        assert torch.equal(outputs(trained.model(site), site), outputs(replica.model.eval(), site))
+        kept = [n for n, _ in checkpoints.rounds(next(folder_of(bench, site).rglob("seed-0")))]
+        assert {*kept} <= {best, 4}
+
+
+def test_the_commands_use_a_sites_folder_without_the_server(bench: Bench, tmp_path: Path) -> None:
+    bench.run(bench.grid())
+    place = str(folder_of(bench, "photo"))
+    said = CliRunner().invoke(app, ["evaluate", place, "--resamples", "10"])
+    assert said.exit_code == 0, said.output
+    made = tmp_path / "model"
+    said = CliRunner().invoke(app, ["export", place, "--client", "photo", "--out", str(made)])
+    assert said.exit_code == 0, said.output
+    page = tmp_path / "page.html"
+    said = CliRunner().invoke(app, ["report", place, "--out", str(page)])
+    assert said.exit_code == 0, said.output
+    assert "photo" in page.read_text()
+
+
+def test_a_message_done_twice_writes_its_numbers_once(bench: Bench) -> None:
+    grid = bench.grid()
+    bench.run(grid)
+    before = metrics.read(next(folder_of(bench, "photo").rglob("seed-0/metrics.jsonl")))
+    again = FakeGrid([bench.site("photo")])
+    for site, message, _ in grid.log:
+        if site == "photo" and messages.SHARED in message.content:
+            again.sites["photo"].answer(message.content, again._state["photo"])
+    after = metrics.read(next(folder_of(bench, "photo").rglob("seed-0/metrics.jsonl")))
+    assert before == after
+
+
+def test_another_run_of_the_same_name_does_not_overwrite_a_sites_model(bench: Bench) -> None:
+    bench.run(bench.grid())
+    other = Bench(bench.root)
+    (bench.root / "runs" / "run").rename(bench.root / "runs" / "gone")
+    raw = {**RAW, "training": {"rounds": 2, "local_steps": 1}}
+    with pytest.raises(TooFewClients, match="configuration changed since the run began: training"):
+        other.run(other.grid(), raw)
