@@ -79,7 +79,7 @@ class Known:
         members: All sites that ever took part in the job.
         since: The last round of each that was accepted.
         joined: Rounds that were done when a site came; only sites that came later are in it.
-        best: The best round that was scored: by how many sites, their mean, and its number.
+        best: The best round that was scored: by how many sites, their mean gain, and its number.
     """
 
     members: tuple[str, ...] = ()

@@ -176,8 +176,10 @@ class FlowerEngine:
     def _note_best(self, round: int) -> None:
         """Remember the best round where that is the one to use."""
         if self._job.setting.experiment.evaluation.report == "best":
-            scores = validation([asdict(record) for record in self._scores])
-            self._known = self._known.scored(scores.get(round, []), round)
+            metric = self.plan.task.metrics[0]
+            scores = validation([asdict(record) for record in self._scores], metric)
+            gains = [metric.gain(value, 0.0) for value in scores.get(round, [])]
+            self._known = self._known.scored(gains, round)
 
     def _tell_best(self, round: int) -> None:
         """Let the sites know which round is the one to use, now that all are scored."""
