@@ -260,7 +260,8 @@ def test_a_site_takes_a_part_whose_module_it_trusts_however_it_is_written(
     grid = bench.grid()
     bench.run(grid)
     known = messages.get(grid.log[0][1].content, messages.Order)
-    order = known.model_copy(update={"method": "fedbn + sites_own_parts:l1"})
+    experiment = {**known.experiment, "methods": ["fedbn + sites_own_parts:l1"]}
+    order = known.model_copy(update={"method": experiment["methods"][0], "experiment": experiment})
     site = bench.site("plain")
     with pytest.raises(ConfigError, match="only with --trust sites_own_parts"):
         site.answer(messages.put(order), RecordDict())

@@ -17,7 +17,7 @@ from fedbn.flower import TESTED, installed_flower, require_flower
 from fedbn.flower.internals_node import _PULLING
 
 ROOT = Path(fedbn.flower.__file__).parent
-PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.clientapp.typing", "flwr.serverapp")
 
 RELIED_ON = {
     "internals_node.py": {
