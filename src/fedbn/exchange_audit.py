@@ -217,7 +217,7 @@ def _named(found: Sequence[Entry], kept: set[str]) -> tuple[str, str]:
     names = dict.fromkeys([*_FIRST, *registry.names(fedbn.methods)])
     methods: dict[str, Method] = {n: registry.find(fedbn.methods, n, "method")() for n in names}
     local = {
-        name: {e.name for e in method.local(found) if e.alias_of is None}
+        name: {entry.name for entry in method.parts(found).local}
         for name, method in methods.items()
     }
     nearest = min(local, key=lambda name: len(local[name] ^ kept))

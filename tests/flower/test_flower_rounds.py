@@ -69,6 +69,24 @@ def test_a_site_that_has_not_trained_is_scored_as_in_one_process(
     assert bench.notes().count(said) == (method != "fedavg")
 
 
+@pytest.mark.parametrize(
+    "basics",
+    [
+        {"schedule": "StepLR", "schedule_args": {"step_size": 1, "gamma": 0.1}},
+        {"clip_norm": 0.01, "device": "auto"},
+        {"amp": "bfloat16"},
+    ],
+)
+def test_sites_train_with_the_basics_of_one_process(bench: Bench, basics: dict) -> None:
+    raw = {**RAW, "training": {**RAW["training"], **basics}}
+    folder = bench.run(bench.grid(), raw)
+    plan, expected, _ = in_one_process(raw)
+    found = shared_of(folder, raw, plan).shared.state
+    assert all(torch.equal(found[n], value) for n, value in expected.shared.state.items())
+    _, without, _ = in_one_process(RAW)
+    assert not all(torch.equal(found[n], value) for n, value in without.shared.state.items())
+
+
 def test_the_last_batch_is_dropped_at_the_sites_too(bench: Bench) -> None:
     training = {"rounds": 1, "batch_size": 30, "last_batch": "drop"}  # 64 leave 4
     raw = {**RAW, "training": training}

@@ -17,6 +17,7 @@ from fedbn.core.federation import Client, Federation, Targets, targets_of
 from fedbn.core.method import BATCHNORM, Method, Weighting
 from fedbn.core.randomness import number, seeded
 from fedbn.core.rule import ModelParts, declared, word_of
+from fedbn.core.schedule import rates
 from fedbn.core.state import Kind, entries, is_batchnorm, unwrap
 from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained
@@ -45,6 +46,14 @@ class Training:
         participation: The share of clients that takes part in a round.
         min_clients: A round with fewer usable updates ends the run.
         device: Where the model trains.
+        schedule: Name of a class in `torch.optim.lr_scheduler`, a step of which is a round; None
+            for the same learning rate in all.
+        schedule_args: Its arguments.
+        clip_norm: The longest that a gradient may be, over all that is stepped; a longer one is
+            made shorter after all that rules change, before the step. None for no limit.
+        amp: In what type a training pass computes where torch's autocast takes it; None for the
+            model's own.
+        patience: Rounds without a better validation score that end the run; None for all rounds.
         fast: Whether anything may be done for speed that changes last bits.
     """
 
@@ -62,7 +71,30 @@ class Training:
     participation: float = 1.0
     min_clients: int = 1
     device: str = "cpu"
+    schedule: str | None = None
+    schedule_args: Mapping[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = None
+    amp: Literal["bfloat16"] | None = None
+    patience: int | None = None
     fast: bool = True
+
+    @cached_property
+    def _rates(self) -> tuple[float, ...]:
+        if self.schedule is None:
+            return (self.lr,) * self.rounds
+        return rates(self.schedule, self.schedule_args, self.lr, self.rounds)
+
+    def in_round(self, round: int) -> Training:
+        """The training of one round, counted from 1, with its own learning rate.
+
+        Examples:
+            >>> halved = {"schedule": "ExponentialLR", "schedule_args": {"gamma": 0.5}}
+            >>> Training(rounds=2, lr=0.1, **halved).in_round(2).lr
+            0.05
+        """
+        if self.schedule is None:
+            return self
+        return replace(self, lr=self._rates[round - 1], schedule=None, schedule_args={})
 
     def steps(self, samples: int, largest: int) -> int:
         """Count the batches of a round, for a client and the largest client's samples."""
@@ -252,6 +284,7 @@ def rule_conflict(method: Method, parts: ModelParts, training: Training) -> str 
     options = {"momentum", "nesterov", "maximize"} & {
         k for k, v in training.optimizer_args.items() if v
     }
+    options |= {"clip_norm"} if training.clip_norm is not None else set()
     plain = training.optimizer == "SGD" and not options
     if method.pooled and rules and memories:
         return "all data is one client's, so there is nobody to remember anything for"

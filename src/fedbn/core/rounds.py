@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -171,7 +171,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         work = ClientWork(
             replica.model,
             client.train,
-            plan.training,
+            plan.training.in_round(round),
             plan.steps(client, asked.epochs) if asked.steps is None else asked.steps,
             generator(plan.seed, f"order {asked.draws}".strip(), round, client.name),
             asked.terms,
@@ -260,13 +260,16 @@ def local_train(work: ClientWork) -> Trained:
             if data.augment is not None:
                 x = data.augment(x, work.draws)
             optimizer.zero_grad(set_to_none=True)
-            outputs = model(work.layout(x))
-            loss = whole = work.loss(outputs, y)
-            for term in work.terms:
-                whole = whole + term(model, (x, y), outputs)
+            with autocast(training):
+                outputs = model(work.layout(x))
+                loss = whole = work.loss(outputs, y)
+                for term in work.terms:
+                    whole = whole + term(model, (x, y), outputs)
             whole.backward()
             for change in work.changes:
                 change()
+            if training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, training.clip_norm)
             optimizer.step()
             total += loss.detach() * len(y)
             seen += len(y)
@@ -296,6 +299,13 @@ def trained_alone(model: nn.Module, only: Set[int] | None = None) -> Iterator[Se
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
+
+
+def autocast(training: Training) -> AbstractContextManager[object]:
+    """Compute in the type that `training.amp` names, where torch holds that safe."""
+    if training.amp is None:
+        return nullcontext()
+    return torch.autocast(torch.device(training.device).type, getattr(torch, training.amp))
 
 
 def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:

@@ -162,8 +162,18 @@ def training_of(section: TrainingSection) -> Training:
     values["rounds"] = section.total_rounds
     values["batch_size"] = None if section.batch_size == "full" else section.batch_size
     values["optimizer"] = _optimizer(section)
+    values["device"] = device_of(section)
+    made = Training(**values)
+    made.in_round(1)  # a schedule that cannot be is refused here
+    return made
+
+
+def device_of(section: TrainingSection) -> str:
+    """The device that is meant: `auto` is the first GPU where there is one."""
+    if section.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(section.device)
-    return Training(**values)
+    return section.device
 
 
 def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from fedbn.errors import DamagedRun, Interrupted
 from fedbn.experiments.environment import embedded_facts, environment_of, same_run
 from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
 from fedbn.experiments.merging import forget_ends
-from fedbn.experiments.planner import Planner, resolved, training_of
+from fedbn.experiments.planner import Planner, device_of, resolved, training_of
 from fedbn.experiments.process_pool import run_side_by_side
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
@@ -311,6 +311,7 @@ def start(
     config = resolved(experiment, planner.federation(todo[0].setting.experiment.data))
     if planner.settled:
         config["engine"] = planner.settled
+    config["training"]["device"] = device_of(experiment.training)  # what `auto` is here
     facts = embedded_facts(todo, planner)
     begun = environment_of(config, todo, folder.directory(), **facts)
     notes = same_run(folder, begun, grows=grows)
@@ -335,7 +336,7 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     lengths = {job.key: job.setting.experiment.training.total_rounds for job in todo}
     over = {key for key, one in writers.items() if one.finished(done[key], lengths[key])}
     left = [job for job in todo if job.key not in over]
-    on_cpu = all(job.setting.experiment.training.device == "cpu" for job in left)
+    on_cpu = all(device_of(job.setting.experiment.training) == "cpu" for job in left)
     beside = min(run.workers, len(left)) if on_cpu and run.apart else 1
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())

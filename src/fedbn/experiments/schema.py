@@ -69,7 +69,18 @@ class TrainingSection(Section):
     max_share: float = Field(1.0, gt=0, le=1, description="most of the weights one client may have")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients a round")
     min_clients: int = Field(1, ge=1, description="fewer usable updates end the run")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    device: str = Field(
+        "cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda, cuda:N, or auto"
+    )
+    schedule: str | None = Field(
+        None, description="name of a class in torch.optim.lr_scheduler; a step is a round"
+    )
+    schedule_args: dict[str, Any] = Field({}, description="its arguments")
+    clip_norm: float | None = Field(None, gt=0, description="the longest that a gradient may be")
+    amp: Literal["bfloat16"] | None = Field(None, description="mixed precision while training")
+    patience: int | None = Field(
+        None, ge=1, description="rounds without a better validation score that end the run"
+    )
     fast: bool = Field(True, description="false leaves out all that is for speed alone")
 
     @model_validator(mode="after")
@@ -80,6 +91,8 @@ class TrainingSection(Section):
             for other in ("rounds", "local_steps"):
                 if other in self.model_fields_set and getattr(self, other) is not None:
                     raise ValueError(f"epochs and {other} exclude each other; give one")
+        if self.schedule_args and self.schedule is None:
+            raise ValueError("schedule_args without a schedule; give training.schedule")
         return self
 
     @property

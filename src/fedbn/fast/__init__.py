@@ -31,7 +31,7 @@ def speedups(plan: Plan, client: int = 0) -> Speedups:
         plan: What is run.
         client: Whose samples it is tried on; a site has its own alone.
     """
-    if not plan.training.fast:
+    if not plan.training.fast or plan.training.amp:
         return PLAIN
     sample = plan.federation.clients[client].train.batch(slice(0, 2))[0].cpu()
     layout = fastest(plan.initial_model, sample)

@@ -80,6 +80,9 @@ def unbatchable(plan: Plan) -> str | None:
         return f"{', '.join(others)}: a rule other than the proximal term"
     if any(client.train.augment for client in plan.federation.clients):
         return "the data is augmented"
+    for key in ("clip_norm", "amp"):
+        if (value := getattr(plan.training, key)) is not None:
+            return f"training.{key} is {value}"
     optimizer, options = plan.training.optimizer, plan.training.optimizer_args
     if optimizer not in ROW_BY_ROW:
         return f"training.optimizer is {optimizer}, legal here are {', '.join(ROW_BY_ROW)}"
@@ -135,7 +138,8 @@ def _finite(rows: Pack, count: int) -> Tensor:
 
 
 def _train(plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState) -> Tensor:
-    optimizer = make_optimizer(list(stack.leaves.values()), plan.training)
+    training = plan.training.in_round(state.round + 1)
+    optimizer = make_optimizer(list(stack.leaves.values()), training)
     names = [e.name for e in stack.shared.layout.entries if e.trainable]
     shared = [stack.leaves[name] for name in names]
     anchor = [state.shared.state[name] for name in names]
