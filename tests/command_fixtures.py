@@ -31,6 +31,7 @@ def _run(tmp_path_factory: pytest.TempPathFactory, sites: Path) -> Path:
     answer = call(
         *("run", "--data", sites, "--model", "mlp", "--rounds", 3, "--seed", 0, "--workers", 1),
         *("--method", "fedavg", "--method", "fedbn", "--out", folder),
+        *("--set", "checkpoint.every=1"),
         pictures=True,
     )
     assert answer.code == 0, answer.err

@@ -40,6 +40,8 @@ def net(classes):
 ASKED = ("--model", "gate:net", "--rounds", 4, "--seed", 0, "--method", "fedavg")
 ASKED += ("--method", "fedbn", "--set", "training.batch_size=full")
 ASKED += ("--set", "evaluation.report=best", "--set", "evaluation.validation=0.25")
+ASKED += ("--set", "checkpoint.every=1")
+AUTO = ("--set", "checkpoint.every=auto")
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_two_signals_stop_at_once(
     until(lambda: "stopping after this round" in (home / "stderr").read_text(), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130  # though the gate is shut
-    assert "stopped at once; finished rounds are saved" in (home / "stderr").read_text()
+    assert "stopped at once; saved rounds are there" in (home / "stderr").read_text()
     assert newest(home / "run", "fedavg").name == "round-000001"
     assert resumed(home) == uninterrupted
 
@@ -143,6 +145,41 @@ def test_a_kill_in_the_middle_of_a_round_leaves_no_worker_behind(
     assert resumed(home) == uninterrupted
 
 
+def results(found: dict[str, bytes]) -> dict[str, bytes]:
+    """All numbers, and the last state of each job."""
+    return {k: v for k, v in found.items() if "round-" not in k or "round-000004" in k}
+
+
+def test_where_rounds_are_not_saved_one_by_one_workers_save_the_last_when_their_parent_is_killed(
+    home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
+) -> None:
+    asked = ("run", "--data", sites, *ASKED, *AUTO, "--workers", 2, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until(waiting(home, 2), process)
+    workers = children(process.pid)
+    assert not list((home / "run").rglob("round-*"))
+    process.kill()
+    process.wait()
+    until(lambda: not any(map(running, workers)))
+    assert {newest(home / "run", m).name for m in ("fedavg", "fedbn")} == {"round-000001"}
+    assert results(resumed(home)) == results(uninterrupted)
+
+
+def test_where_rounds_are_not_saved_one_by_one_one_signal_saves_the_last(
+    home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
+) -> None:
+    asked = ("run", "--data", sites, *ASKED, *AUTO, "--workers", 1, "--out", "run")
+    process = processes.start(*asked, cwd=home)
+    until(waiting(home, 1), process)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: "stopping after this round" in (home / "stderr").read_text(), process)
+    (home / "shut").unlink()
+    assert process.wait(60) == 130
+    assert "kill -9 can cost ten seconds of work" in (home / "stderr").read_text()
+    assert newest(home / "run", "fedavg").name == "round-000002"
+    assert results(resumed(home)) == results(uninterrupted)
+
+
 @pytest.mark.shows("F61")
 def test_a_killed_worker_is_named(home: Path, sites: Path, uninterrupted: dict[str, bytes]) -> None:
     def kill_one() -> None:
@@ -156,7 +193,7 @@ def test_a_killed_worker_is_named(home: Path, sites: Path, uninterrupted: dict[s
     assert answer.code == 1
     last = answer.err.splitlines()[-1]
     assert "the worker process of fed" in last
-    assert "default 0 died (exit status -9); finished rounds are saved" in last
+    assert "default 0 died (exit status -9); saved rounds are there" in last
     assert not any(map(running, children(os.getpid())))
     assert resumed(home) == uninterrupted
 

@@ -189,7 +189,7 @@ def test_what_the_system_refuses_while_tensors_are_written_is_said(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(FedbnError, match="round-000003: the disk is full; completed rounds are"):
+    with pytest.raises(FedbnError, match="round-000003: the disk is full; saved rounds are"):
         checkpoints.save(tmp_path, state, {})
     checkpoints.Checkpoint(written).verify()
 

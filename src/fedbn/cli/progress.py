@@ -179,7 +179,7 @@ class Stopper:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
             _write(_SHOW_CURSOR if sys.stderr.isatty() else "")
-            _write("fedbn: stopped at once; finished rounds are saved\n")
+            _write("fedbn: stopped at once; saved rounds are there\n")
             _exit(130)
         self._asked = True
         _write("fedbn: stopping after this round (once more to stop at once) ...\n")

@@ -110,6 +110,10 @@ class Crew(Protocol):
     def notes(self) -> Sequence[str]:
         """What is worth saying of this way to run."""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a round that is done again gives the same bits."""
+
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
 
@@ -148,6 +152,7 @@ class OneByOne:
         self._pool = Pool(replicas)
         said = ["clients are scored without folding BatchNorm: slower"] if slower else []
         self.notes = [*found.notes, *said]
+        self.repeatable = found.repeats and device == "cpu"
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
@@ -275,6 +280,10 @@ class Engine(Protocol):
     def notes(self) -> Sequence[str]:
         """What is worth saying before the first round."""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a round that is done again gives the same bits."""
+
     def initial(self) -> RunState:
         """The state before the first round."""
 
@@ -307,6 +316,7 @@ class EmbeddedEngine:
             self._crew = stack.enter_context(closing(make_crew(plan)))
             self._held = stack.pop_all()
         self.notes = self._crew.notes
+        self.repeatable = self._crew.repeatable
 
     def initial(self) -> RunState:
         """The state before the first round."""

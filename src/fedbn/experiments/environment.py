@@ -69,7 +69,7 @@ def sketch(facts: Mapping[str, Any]) -> Federation:
     )
 
 
-_FREE = {"workers", "data.workers"}  # change no result
+_FREE = {"workers", "data.workers", "checkpoint.every"}  # change no result
 _GROWING = {"seeds", "methods", "training.rounds", "training.epochs"}
 
 

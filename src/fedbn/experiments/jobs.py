@@ -179,7 +179,8 @@ class Event:
 
     Attributes:
         kind: The beginning (rounds of all jobs: done, and in all), what a job had done before it,
-            a remark, a finished round, a finished job, or a failure.
+            a remark, a finished round, a finished job, one that ends before its last round, or a
+            failure.
         job: Method, setting and seed.
         round: Rounds done.
         rounds: Rounds in all.
@@ -193,7 +194,7 @@ class Event:
         gave: All that a round gave, or the end of a job: in the process that ran it, no other.
     """
 
-    kind: Literal["begin", "earlier", "note", "round", "done", "failed"]
+    kind: Literal["begin", "earlier", "note", "round", "done", "stopped", "failed"]
     job: Key
     round: int = 0
     rounds: int = 0

@@ -36,22 +36,29 @@ log = logging.getLogger("fedbn")
 
 
 class Orders:
-    """What the parent says, read in a thread of its own."""
+    """What the parent says, read in a thread of its own.
 
-    def __init__(self, source: TextIO):
+    Args:
+        source: Where it says it.
+        stopping: Set where it asks for a stop.
+        save: Called where it is gone, or wants an end at once.
+    """
+
+    def __init__(self, source: TextIO, stopping: threading.Event, save: Callable[[], None]):
         self.jobs: SimpleQueue[Key] = SimpleQueue()
-        self.stopping = threading.Event()
-        self._source = source
+        self._source, self._stopping, self._save = source, stopping, save
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for line in self._source:
             if line.strip() == STOP:
-                self.stopping.set()
+                self._stopping.set()
             else:
                 method, setting, seed = json.loads(line)
                 self.jobs.put((method, setting, seed))
-        _exit(1)  # the parent is gone; every finished round is on disk
+        with suppress(Exception):  # the disk may be full, and nobody hears it
+            self._save()
+        _exit(1)
 
 
 def main(path: str, trust: Sequence[str]) -> None:
@@ -70,7 +77,7 @@ def main(path: str, trust: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # what a user's model prints must not mix with the events
-    orders = Orders(sys.stdin)
+    stopping = threading.Event()
     folder = RunFolder(path)
     known: dict[Key, Job] = {}
 
@@ -78,7 +85,8 @@ def main(path: str, trust: Sequence[str]) -> None:
         events.write(event.to_line())
 
     maker = partial(embedded_job, planner=Planner(), workers=1)
-    run = Run(folder, maker, tell, orders.stopping.is_set)
+    run = Run(folder, maker, tell, stopping.is_set)
+    orders = Orders(sys.stdin, stopping, run.save)
     while True:
         key = orders.jobs.get()
         try:
@@ -110,6 +118,7 @@ def _failure(key: Key, error: BaseException) -> Event:
     return Event("failed", key, text=unforeseen(error), exit_code=FedbnError.exit_code)
 
 
+_SAVE_SECONDS = 60.0  # for a worker's last checkpoint
 _LOOK_SECONDS = 0.2  # how often a request to stop is looked for while nothing happens
 
 
@@ -143,14 +152,17 @@ class Worker:
         self._say(STOP)
 
     def end(self) -> None:
-        """End the process at once, whatever it does."""
+        """End the process, which puts its last finished round on disk, whatever else it does."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SAVE_SECONDS)
         self._process.kill()
         self._process.wait()
         self._listener.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):
-                    stream.close()
+        self._process.stdout.close()
 
     def status(self) -> int:
         """Wait for a process that closed its output, and give its exit status."""
@@ -219,7 +231,7 @@ def _serve(
                 continue
             raise FedbnError(
                 f"the worker process of {' '.join(map(str, worker.job.key))} died "
-                f"(exit status {worker.status()}); finished rounds are saved"
+                f"(exit status {worker.status()}); saved rounds are there"
             )
         if event.kind == "failed":
             if event.exit_code != Interrupted.exit_code:

@@ -6,9 +6,11 @@ A run tells events; who writes, shows or tracks it listens. It goes on where it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from pydantic import TypeAdapter
 
 from fedbn import fast
 from fedbn.core.best_round import Validation, best_round, validation
-from fedbn.core.engine import EmbeddedEngine, Engine, RoundCost, cores
+from fedbn.core.engine import EmbeddedEngine, Engine, Round, RoundCost, cores
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState
 from fedbn.errors import DamagedRun, Interrupted
@@ -31,6 +33,11 @@ from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder, explained, without_checkpoints, write_atomically
 
 Note = Callable[[str], None]
+
+_WHAT_A_KILL_COSTS = (
+    "kill -9 can cost ten seconds of work, or twenty times what a checkpoint takes to write; "
+    "never a result (checkpoint.every = 'auto')"
+)
 
 # The numbers that a round gives itself where its scores follow with the answers of the next one.
 _OWN = ("training_loss", "refused")
@@ -49,6 +56,7 @@ class Run:
         workers: How many jobs run side by side at most, in processes of their own.
         late_scores: Whether a round's scores come with the next one's answers.
         apart: Whether jobs may run in processes of their own, which read the folder alone.
+        writers: Who writes each job down.
     """
 
     folder: RunFolder
@@ -59,35 +67,101 @@ class Run:
     workers: int = 1
     late_scores: bool = False
     apart: bool = True
+    writers: dict[Key, Writer] = field(default_factory=dict)
 
     def writer(self, job: Job) -> Writer:
         """Who writes a job down."""
-        best = job.setting.experiment.evaluation.report == "best"
-        return Writer(self.folder.job(*job.key), best, self.late_scores)
+        if job.key not in self.writers:
+            experiment = job.setting.experiment
+            best, every = experiment.evaluation.report == "best", experiment.checkpoint.every
+            place = self.folder.job(*job.key)
+            self.writers[job.key] = Writer(place, best, self.late_scores, Pace(every))
+        return self.writers[job.key]
+
+    def save(self) -> None:
+        """Put the last finished round of each job on disk, where it is not there yet."""
+        for writer in self.writers.values():
+            writer.save()
+
+
+_SECONDS, _SHARE = 10.0, 20.0
+
+
+class Pace:
+    """When the next checkpoint is due: after so many rounds, or as 5 % of the time allow.
+
+    Then it is every ten seconds of work or, where a checkpoint takes more than half a second,
+    after twenty times what the last one took.
+
+    Args:
+        every: So many rounds, or "auto".
+        now: The clock.
+    """
+
+    def __init__(self, every: int | str = "auto", now: Callable[[], float] = time.monotonic):
+        self._every, self._now = every, now
+        self._wait = _SECONDS
+        self._since = now()
+
+    def due(self, round: int) -> bool:
+        """Tell whether a round is put on disk now."""
+        if isinstance(self._every, int):
+            return round % self._every == 0
+        return self._now() - self._since >= self._wait
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Take the time that a checkpoint takes."""
+        begun = self._now()
+        yield
+        self._since = self._now()
+        self._wait = max(_SECONDS, _SHARE * (self._since - begun))
 
 
 class Writer:
-    """A listener that puts a job's rounds on disk: first their numbers, then the state.
+    """A listener that puts a job's rounds on disk: their numbers each round, their state at a pace.
+
+    What is not on disk yet is put there as a job ends, however it ends; `save` may be called from
+    another thread.
 
     Args:
         place: The job's folder.
         keep_best: Whether the state of the best round is kept too.
         late_scores: Whether a round's scores come with the next one's answers.
+        pace: When a checkpoint is due.
     """
 
-    def __init__(self, place: Path, keep_best: bool = False, late_scores: bool = False):
+    def __init__(
+        self,
+        place: Path,
+        keep_best: bool = False,
+        late_scores: bool = False,
+        pace: Pace | None = None,
+    ):
         self._place, self._late = place, late_scores
         self._metrics, self._costs = place / "metrics.jsonl", place / "rounds.jsonl"
         self._best = keep_best
         self._scores: Validation = {}
+        self._pace = pace or Pace()
+        self._start: RunState | None = None
+        self._unsaved: dict[int, tuple[RunState, dict[str, Any]]] = {}  # the best and the last
+        self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
         """Write a round down, or what is left to say at a job's end."""
+        if event.kind == "stopped":
+            self.save()
         if event.gave is None:
             return
-        gave = event.gave
+        with self._lock:
+            self._take(event, event.gave)
+        if event.kind == "done" or event.round == event.rounds or self._pace.due(event.round):
+            self.save()
+
+    def _take(self, event: Event, gave: Round) -> None:
         if gave.records:
-            metrics.append(self._metrics, "".join(map(metrics.line, gave.records)).encode())
+            lines = "".join(map(metrics.line, gave.records))
+            metrics.append(self._metrics, lines.encode(), wait=event.kind == "done")
         self._scores |= validation(event.records) if self._best else {}
         if gave.cost is not None:
             metrics.append(self._costs, (json.dumps(asdict(gave.cost)) + "\n").encode())
@@ -96,16 +170,34 @@ class Writer:
         if event.kind == "round":
             method, setting, seed = event.job
             facts = {"method": method, "setting": setting, "seed": seed, **gave.facts}
-            checkpoints.save(self._place, gave.state, facts, best=self._best_round)
+            best = self._best_round(event.round)
+            kept = {number: one for number, one in self._unsaved.items() if number == best}
+            self._unsaved = {**kept, event.round: (gave.state, facts)}
+
+    def save(self) -> None:
+        """Put the last finished round on disk, and the best one, where they are not there yet."""
+        with self._lock:
+            unsaved, self._unsaved = self._unsaved, {}
+            if not unsaved:
+                return
+            with self._pace.writing():
+                metrics.append(self._metrics, b"")  # numbers before the state
+                for state, facts in unsaved.values():
+                    checkpoints.save(
+                        self._place, state, facts, best=self._best_round, start=self._start
+                    )
 
     def resume(self, engine: Engine) -> tuple[RunState, list[str]]:
         """Find the state to go on from, and what was damaged of newer ones."""
         with explained(self._place):
             self._place.mkdir(parents=True, exist_ok=True)
-        state, damaged = checkpoints.newest(self._place, engine.initial())
+        self._start = engine.initial()
+        if not engine.repeatable:  # a round that is lost would not come again
+            self._pace = Pace(1)
+        state, damaged = checkpoints.newest(self._place, self._start)
         self.trim(state.round if state else 0)
         if state is None:
-            return engine.initial(), damaged
+            return self._start, damaged
         place = checkpoints.place_of(self._place, state.round)
         engine.resume(state.round, checkpoints.read_manifest(place))
         return state, damaged
@@ -211,12 +303,16 @@ def rounds_of(
     state, rounds = start, engine.plan.training.rounds
     for text in engine.notes:
         tell(Event("note", key, text=text))
-    while state.round < rounds:
-        gave = engine.round(state)
-        state = gave.state
-        _tell(Event("round", key, state.round, rounds, gave=gave), tell)
-        if stop() and state.round < rounds:
-            raise Interrupted(f"stopped after round {state.round} of {rounds}")
+    try:
+        while state.round < rounds:
+            gave = engine.round(state)
+            state = gave.state
+            _tell(Event("round", key, state.round, rounds, gave=gave), tell)
+            if stop() and state.round < rounds:
+                raise Interrupted(f"stopped after round {state.round} of {rounds}")
+    except BaseException:
+        tell(Event("stopped", key, state.round, rounds))
+        raise
     _tell(Event("done", key, state.round, rounds, gave=engine.finish(state)), tell)
     return state
 
@@ -341,6 +437,8 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())
     run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
+    if on_cpu and any(job.setting.experiment.checkpoint.every == "auto" for job in left):
+        run.listener(Event("note", left[0].key, text=_WHAT_A_KILL_COSTS, whole=True))
     for key, writer in writers.items():
         writer.trim(done[key], key in over)
     tell = to_all(Assembly(run.folder.metrics, [*writers]), run.listener)
@@ -396,7 +494,7 @@ class Assembly:
         while self._waiting:
             key, lines = next(iter(self._waiting.items()))
             if lines:
-                metrics.append(self._file, "".join(lines).encode())
+                metrics.append(self._file, "".join(lines).encode(), wait=event.kind == "done")
                 lines.clear()
             if key not in self._finished:
                 return

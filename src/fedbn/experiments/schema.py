@@ -7,6 +7,7 @@ JSON schema.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -14,10 +15,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 from fedbn.registry import Held
 
 
-def _batch_size(value: Any) -> Any:
-    if value == "full" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise ValueError("legal are whole numbers >= 1, or 'full'")
+def _count_or(word: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value == word or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+            return value
+        raise ValueError(f"legal are whole numbers >= 1, or '{word}'")
+
+    return check
 
 
 def _mu(value: Any) -> Any:
@@ -53,7 +57,7 @@ class TrainingSection(Section):
     )
     local_epochs: int = Field(1, ge=1, le=100_000, description="passes a round, the paper's E")
     local_steps: int | None = Field(None, ge=1, description="batches a round, in place of epochs")
-    batch_size: Annotated[int | Literal["full"], BeforeValidator(_batch_size)] = Field(
+    batch_size: Annotated[int | Literal["full"], BeforeValidator(_count_or("full"))] = Field(
         16, description="samples a batch, the paper's B, or 'full'"
     )
     last_batch: Literal["keep", "merge", "drop"] = Field(
@@ -162,6 +166,14 @@ class EvaluationSection(Section):
     )
 
 
+class CheckpointSection(Section):
+    """`[checkpoint]`: how often finished rounds are put on disk."""
+
+    every: Annotated[int | Literal["auto"], BeforeValidator(_count_or("auto"))] = Field(
+        "auto", description="so many rounds, or 'auto': as often as 5 % of the time allows"
+    )
+
+
 class CostSection(Section):
     """`[reproduce.cost]`: about how long it takes on two cores."""
 
@@ -208,6 +220,7 @@ class Experiment(Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
     sweep: dict[str, Any] = Field({}, description="key = [values]: one setting a combination")
     quick: dict[str, Any] = Field({}, description="what --scale quick changes")
     reproduce: ReproduceSection | None = Field(None, description="how fedbn reproduce shows it")

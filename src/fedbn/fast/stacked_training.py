@@ -296,6 +296,8 @@ def _scores(task: Task, stack: Stack, splits: Sequence[AnySplit | None]) -> list
 class Stacks:
     """Each thread has a stack of models, which becomes that of some clients in turn."""
 
+    repeatable = True
+
     def __init__(self, plan: Plan, workers: int):
         self._size = stack_size(plan)
         count = min(workers, -(-len(plan.federation.clients) // self._size))

@@ -98,6 +98,7 @@ class FlowerEngine:
     """
 
     notes: Sequence[str] = ()
+    repeatable = False  # sites keep their own rounds, and come and go
 
     def __init__(self, here: Attendance, job: Job, order: Order, note: Callable[[str], None]):
         self._here, self._job, self._hello, self._note = here, job, order, note

@@ -51,6 +51,7 @@ def save(
     facts: Mapping[str, Any],
     keep: int | None = _KEEP,
     best: Best = no_best,
+    start: RunState | None = None,
 ) -> None:
     """Write a checkpoint beside the job's earlier ones, and keep the last two and the best.
 
@@ -60,11 +61,15 @@ def save(
         facts: What else the manifest should hold.
         keep: How many of the last checkpoints stay; None for all.
         best: Which round stays beside them.
+        start: The state before the first round; parts that are still its own are left out.
     """
     final = place_of(folder, state.round)
     temporary = folder / f".{final.name}.tmp"
     sections = {"shared": state.shared.state, "server": state.memory}
     parts = {"local": state.local, "untrained": state.untrained}
+    if start is not None:
+        known = {"local": start.local, "untrained": start.untrained}
+        parts = {name: _changed(parts[name], known[name]) for name in parts}
     manifest = {
         **facts,
         "format": FORMAT,
@@ -84,6 +89,10 @@ def save(
         sync_folder(folder)
         if keep:
             forget_before(folder, state.round, keep, best)
+
+
+def _changed(packs: Mapping[str, Pack], start: Mapping[str, Pack]) -> dict[str, Pack]:
+    return {client: pack for client, pack in packs.items() if pack is not start.get(client)}
 
 
 def _described(packs: Mapping[str, Pack]) -> dict[str, Any]:
@@ -178,8 +187,19 @@ class Checkpoint:
     @cached_property
     def clients(self) -> dict[str, dict[str, int]]:
         """Of each section of rows, the clients and where their rows are."""
-        rows = self.manifest["rows"].items()
-        return {name: {c: i for i, c in enumerate(about["clients"])} for name, about in rows}
+        found: dict[str, dict[str, int]] = {}
+        for name, about in self.manifest["rows"].items():
+            found[name] = {client: row for row, client in enumerate(about["clients"])}
+            for key in {label for label, _, _ in about["entries"].values()}:
+                if self._rows(f"{name}/{key}") > len(found[name]):
+                    raise DamagedRun(f"{self._file}: {name}/{key} has rows of clients not named")
+        return found
+
+    def _rows(self, tensor: str) -> int:
+        try:
+            return int(self._tensors.get_slice(tensor).get_shape()[0])
+        except SafetensorError as error:
+            raise DamagedRun(f"{self._file}: damaged ({error})") from error
 
     def row(self, section: str, client: str) -> State:
         """Read one client's part, and no other's."""
@@ -235,25 +255,29 @@ def _verified(tensors: State, known: str, where: str) -> State:
 class ClientParts(Mapping[str, Pack]):
     """What some clients hold, each part read and verified when it is asked for.
 
-    Copied or pickled it is a dictionary of all parts: what is on disk here may not be there.
+    A client that never took part has the one it began with. Copied or pickled it is a dictionary
+    of all parts: what is on disk here may not be there.
     """
 
     checkpoint: Checkpoint
     section: str
-    layouts: Mapping[str, StateLayout]
+    start: Mapping[str, Pack]
 
     def __getitem__(self, client: str) -> Pack:
-        layout = self.layouts[client]
-        return _packed(layout, self.checkpoint.row(self.section, client), self.checkpoint.path)
+        start = self.start[client]
+        if client not in self.checkpoint.clients.get(self.section, ()):
+            return start
+        row = self.checkpoint.row(self.section, client)
+        return _packed(start.layout, row, self.checkpoint.path)
 
     def __contains__(self, client: object) -> bool:
-        return client in self.layouts
+        return client in self.start
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.layouts)
+        return iter(self.start)
 
     def __len__(self) -> int:
-        return len(self.layouts)
+        return len(self.start)
 
     def __reduce__(self) -> tuple[type[dict[str, Pack]], tuple[dict[str, Pack]]]:
         return dict, (dict(self),)
@@ -264,22 +288,24 @@ def load(path: Path, like: RunState) -> RunState:
 
     Args:
         path: The checkpoint's folder.
-        like: A state of the same plan; gives the layouts.
+        like: The state before the first round of the same plan.
 
     Raises:
         DamagedRun: Naming the file that is missing, altered or of another format.
     """
     found = Checkpoint(path)
-    layouts = {client: pack.layout for client, pack in like.local.items()}
-    held, untrained = (found.clients.get(name, {}) for name in ("local", "untrained"))
-    if missing := sorted(layouts.keys() - held):
-        raise DamagedRun(f"{path}: no local part of {', '.join(missing)} in the manifest")
+    held, measured = (found.clients.get(name, {}) for name in ("local", "untrained"))
+    untrained = {
+        client: pack
+        for client, pack in like.local.items()
+        if client in measured or (client in like.untrained and client not in held)
+    }
     return RunState(
         found.manifest["round"],
         _packed(like.shared.layout, found.section("shared"), path),
-        ClientParts(found, "local", layouts),
+        ClientParts(found, "local", like.local),
         {name: tensor.clone() for name, tensor in found.section("server").items()},
-        ClientParts(found, "untrained", {c: layouts[c] for c in layouts if c in untrained}),
+        ClientParts(found, "untrained", untrained),
     )
 
 
@@ -295,7 +321,7 @@ def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState |
 
     Args:
         folder: The job's folder.
-        like: A state of the same plan; gives the layouts.
+        like: The state before the first round of the same plan.
         lazy: Leave the clients' parts to be read, and verified, when they are asked for.
 
     Returns:

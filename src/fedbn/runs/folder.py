@@ -106,7 +106,7 @@ def explained(path: Path, kind: type[FedbnError] = FedbnError) -> Iterator[None]
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if full else error.strerror or str(error)
-        hint = "; completed rounds are saved: make room, then `fedbn resume`" if full else ""
+        hint = "; saved rounds are there: make room, then `fedbn resume`" if full else ""
         error_kind = FedbnError if full else kind
         raise error_kind(f"cannot write {path}: {reason}{hint}") from error
 

@@ -52,12 +52,13 @@ def line(record: Record) -> str:
     return json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def append(file: Path, content: bytes) -> None:
-    """Add lines at the end of a file and wait until they are on disk."""
+def append(file: Path, content: bytes, wait: bool = True) -> None:
+    """Add lines at the end of a file, and wait until all of it is on disk."""
     with explained(file), file.open("ab") as stream:
         stream.write(content)
         stream.flush()
-        os.fsync(stream.fileno())
+        if wait:
+            os.fsync(stream.fileno())
 
 
 def keep_until(file: Path, round: int, kind: TypeAdapter[Any] = RECORD) -> None:
