@@ -18,6 +18,7 @@ from fedbn.core.best_round import best_round
 from fedbn.errors import DamagedRun
 
 SETTINGS = ("evaluation.report=best", "evaluation.validation=0.25", "training.batch_size=full")
+SETTINGS += ("checkpoint.every=1",)
 
 
 class Once(nn.Module):

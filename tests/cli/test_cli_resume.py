@@ -59,6 +59,7 @@ def test_a_request_is_enough_to_resume(finished: Path, sites: Path, tmp_path: Pa
             "training": {"rounds": 3},
             "seeds": [0],
             "methods": ["fedavg", "fedbn"],
+            "checkpoint": {"every": 1},
             "workers": 1,
         }
     )

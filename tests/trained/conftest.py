@@ -18,7 +18,8 @@ def _home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("use")
     data = write(home / "data", {"a": 1.0, "b": 5.0, "c": 20.0})
     for method in ("fedbn", "fedavg", "silobn", "singleset"):
-        fedbn.fit(data, "mlp", method, rounds=4, out=home / method, training__lr=0.1, workers=1)
+        asked = {"training__lr": 0.1, "checkpoint__every": 1, "workers": 1}
+        fedbn.fit(data, "mlp", method, rounds=4, out=home / method, **asked)
     return home
 
 

@@ -1,4 +1,4 @@
-"""`fedbn ls`, `inspect` and `audit`: what there is, what it is made of, what a project sends."""
+"""`fedbn inspect` and `fedbn audit`: what a model is made of, and which method a project runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json as codec
 from collections.abc import Callable
 from dataclasses import asdict
 from math import prod
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -24,43 +23,14 @@ from fedbn.core.method import Method
 from fedbn.core.plan import materialize
 from fedbn.core.state import Entry, entries
 from fedbn.errors import ConfigError
-from fedbn.experiments.configuration import experiments
 from fedbn.experiments.schema import ModelSection
 from fedbn.experiments.sources import model_builder
-from fedbn.methods import PARTS, parse_method
+from fedbn.methods import parse_method
 
 app = console.commands()
 
 Shape = Annotated[str | None, typer.Option("--input", metavar="C,H,W", help="Shape of one sample.")]
 Classes = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Number of classes.")]
-
-
-@app.command(epilog="Example: fedbn ls   ·   fedbn ls --json")
-def ls(json: Json = False) -> None:
-    """List methods, parts of methods, models, data sets and experiments."""
-    found = {
-        "methods": _registered(fedbn.methods, "method"),
-        "parts, as in fedbn+prox(0.1)": {n: _first_line(part) for n, part in PARTS.items()},
-        "models": _registered(fedbn.models, "model"),
-        "data sets": _registered(fedbn.datasets, "data set"),
-        "experiments": experiments(),
-    }
-    if json:
-        emit(codec.dumps(found, indent=2))
-        return
-    for kind, names in found.items():
-        emit(f"{kind}:")
-        for name, text in names.items():
-            emit(f"  {name:18} {text}")
-    emit("\nYour own method, model or data set: module:callable")
-
-
-def _registered(package: ModuleType, what: str) -> dict[str, str]:
-    return {n: _first_line(registry.find(package, n, what)) for n in registry.names(package)}
-
-
-def _first_line(function: object) -> str:
-    return (function.__doc__ or "").strip().partition("\n")[0]
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """The `fedbn` command: finds commands by name, and turns errors into a line and an exit code."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import importlib
@@ -11,6 +12,7 @@ import shlex
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedbn import __version__
+from fedbn import __version__, registry
 from fedbn.cli.console import results_apart
 from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unforeseen
 from fedbn.flower import require_flower
@@ -26,6 +28,12 @@ from fedbn.text import shown
 
 # The parser's own errors: click's, or those of the copy of click that newer typers carry.
 _parser: Any = sys.modules[typer.BadParameter.__module__]
+
+_COMPLETING = "_FEDBN_COMPLETE"
+_LIGHT = (
+    *("typer", "fedbn.__version__", "fedbn.registry", "fedbn.errors", "fedbn.text"),
+    *("fedbn.cli", "fedbn.cli.console", "fedbn.experiments.configuration", "fedbn.runs.folder"),
+)
 
 # Of each group: its commands, and the modules that have them.
 _COMMANDS = {
@@ -42,7 +50,7 @@ _COMMANDS = {
         "export": "export",
         "inspect": "inspect",
         "audit": "inspect",
-        "ls": "inspect",
+        "ls": "ls",
         "schema": "run",
         "theory": "reproduce",
     },
@@ -64,8 +72,8 @@ _COMMANDS = {
 class Commands(TyperGroup):
     """Names its commands from the table, and imports the one that is called.
 
-    A command's module imports all it needs, torch most of the time, which takes seconds that
-    `fedbn --help` need not wait for: what it lists is read from the sources.
+    A command's module imports all it needs, torch most of the time, which takes seconds that help,
+    completion and a mistyped flag need not wait for: for these, signatures are read from sources.
     """
 
     def __init__(self, **settings: Any):
@@ -77,32 +85,75 @@ class Commands(TyperGroup):
         """Find a command, to list it."""
         command = super().get_command(ctx, cmd_name)
         if command and cmd_name in self._modules:
-            command.help = _first_lines(self._modules[cmd_name])[cmd_name.replace("-", "_")]
+            lines = registry.first_lines(f"fedbn.cli.{self._modules[cmd_name]}")
+            command.help = lines[cmd_name.replace("-", "_")]
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that words begin with; gives its name, itself and the other words."""
         name, command, rest = super().resolve_command(ctx, args)
         if name in self._modules:
-            command = _loaded(self._modules[name], name)
+            module = f"fedbn.cli.{self._modules[name]}"
+            if module not in sys.modules:
+                command = _command(name, outline(module)["app"])
+                if _COMPLETING in os.environ:
+                    return name, command, rest
+                # Prints help or refuses what nobody knows, and ends there; or nothing happens.
+                command.make_context(name, list(rest), parent=ctx)
+            command = _loaded(module, name)
         return name, command, rest
 
 
 @cache
-def _first_lines(module: str) -> dict[str, str]:
-    """The first line of each function's docstring."""
-    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return {each.name: (ast.get_docstring(each) or "").partition("\n")[0] for each in functions}
+def outline(module: str) -> dict[str, Any]:
+    """The commands of a module without what they do: their signatures, from its source."""
+    names: dict[str, Any] = {}
+    flags = __future__.annotations.compiler_flag  # types stay text, as they do in the module
+    for node in registry.source(module).body:
+        if isinstance(node, ast.ImportFrom | ast.Import) and not _light(node):
+            names |= _outlined(node)
+            continue
+        if isinstance(node, ast.FunctionDef):
+            node = ast.copy_location(_without_body(node), node)
+        with suppress(NameError):  # what is made of something that was not imported
+            exec(compile(ast.Module([node], []), module, "exec", flags), names)
+    return names
+
+
+def _light(node: ast.ImportFrom | ast.Import) -> bool:
+    """Tell whether an import takes no time: Python's own, the parser, and what commands share."""
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif node.module == "fedbn":
+        modules = [f"fedbn.{alias.name}" for alias in node.names]
+    else:
+        modules = [node.module or ""]
+    return all(m in _LIGHT or m.partition(".")[0] in sys.stdlib_module_names for m in modules)
+
+
+def _outlined(node: ast.ImportFrom | ast.Import) -> dict[str, Any]:
+    """What is imported from another module of commands."""
+    if isinstance(node, ast.Import) or not str(node.module).startswith("fedbn.cli."):
+        return {}
+    found = outline(str(node.module))
+    return {alias.name: found[alias.name] for alias in node.names if alias.name in found}
+
+
+def _without_body(function: ast.FunctionDef) -> ast.FunctionDef:
+    return ast.FunctionDef(**{**dict(ast.iter_fields(function)), "body": function.body[:1]})
 
 
 def _loaded(module: str, name: str) -> Any:
-    if module.startswith("federation"):
+    if module.startswith("fedbn.cli.federation"):
         require_flower()
-    made: Any = typer.main.get_command(importlib.import_module(f"fedbn.cli.{module}").app)
-    command = getattr(made, "commands", {name: made})[name]
+    command = _command(name, importlib.import_module(module).app)
     command.callback = results_apart()(command.callback)  # help and completion print to stdout
     return command
+
+
+def _command(name: str, app: typer.Typer) -> Any:
+    made: Any = typer.main.get_command(app)
+    return getattr(made, "commands", {name: made})[name]
 
 
 app = typer.Typer(
@@ -164,7 +215,7 @@ def _fedbn(
 def main() -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
     _open_streams()
-    if "_FEDBN_COMPLETE" in os.environ:  # a shell asks; typer answers, and ends the process
+    if _COMPLETING in os.environ:  # a shell asks; typer answers, and ends the process
         app(prog_name="fedbn")
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
