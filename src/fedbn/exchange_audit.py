@@ -219,6 +219,7 @@ def _named(found: Sequence[Entry], kept: set[str]) -> tuple[str, str]:
     local = {
         name: {entry.name for entry in method.parts(found).local}
         for name, method in methods.items()
+        if not method.share.has_role  # which module is the last is not seen from the entries
     }
     nearest = min(local, key=lambda name: len(local[name] ^ kept))
     return (nearest if local[nearest] == kept else "none"), nearest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -11,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import methods, models, registry
 from fedbn.core.federation import Split
-from fedbn.core.method import Method
-from fedbn.core.packing import StateLayout
+from fedbn.core.method import Method, module_paths
 from fedbn.core.plan import Training
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import ClientWork, local_train
+from fedbn.core.rounds import ClientWork, initial_state, local_train
+from fedbn.core.rule import ROUNDS
 from fedbn.core.state import entries
 from fedbn.experiments.runner import run_plan as run
 from fedbn.methods import PARTS, parse_method
@@ -72,9 +73,11 @@ def kept(model: nn.Module, what: object) -> set[str]:
 def test_which_entries_a_method_exchanges(method: str, model: str):
     net, chosen = on_paper(model), parse_method(method)
     found = entries(net)
+    if chosen.share.has_role:
+        chosen = replace(chosen, share=chosen.share.resolved(module_paths(found)[-1]))
     chosen.check(found)
-    shared = {entry.name for entry in chosen.shared(found)}
-    local = {entry.name for entry in chosen.local(found)}
+    parts = chosen.parts(found)
+    shared, local = ({entry.name for entry in some} for some in (parts.shared, parts.local))
     assert shared | local == set(net.state_dict())
     assert not shared & local
     if method in KEPT:
@@ -128,7 +131,7 @@ def test_every_method_runs_two_rounds(name: str):
     assert state.local.keys() == {client.name for client in made.federation.clients}
     for client in made.federation.clients:
         joined = {**state.shared.state, **state.local[client.name].state}
-        assert joined.keys() == start.keys()
+        assert {name for name in joined if "/" not in name} - {ROUNDS.name} == start.keys()
         assert all(bool(torch.isfinite(value).all()) for value in joined.values())
         assert not torch.equal(joined["0.weight"], start["0.weight"])
 
@@ -136,7 +139,7 @@ def test_every_method_runs_two_rounds(name: str):
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("base", ["fedavg", "fedbn", "silobn"])
 def test_every_part_runs_two_rounds_on_every_base(base: str, part: str):
-    word = f"{part}(weight)" if part == "local" else part
+    word = {"local": "local(weight)", "only": "only('0')"}.get(part, part)
     _, state = ran(parse_method(f"{base}+{word}"), clients=5)
     assert state.shared.unusable() is None
     variances = [
@@ -151,12 +154,8 @@ def test_every_part_runs_two_rounds_on_every_base(base: str, part: str):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_a_method_splits_joins_again(name: str):
-    method = parse_method(name)
-    net = bn_net()
-    replica, state = Replica(net, method), net.state_dict()
-    packs = [
-        StateLayout.of(part).pack({entry.name: state[entry.name] for entry in part})
-        for part in (method.shared(entries(net)), method.local(entries(net)))
-    ]
-    replica.load(*packs)
+    made = plan(parse_method(name), federation(8, 9))
+    start = initial_state(made)
+    replica, state = Replica(bn_net(), made.method), made.initial_model.state_dict()
+    replica.load(start.shared, start.local["a"])
     assert all(torch.equal(value, state[k]) for k, value in replica.model.state_dict().items())

@@ -13,12 +13,14 @@ from flower_bench import RAW, Bench, in_one_process
 from safetensors.torch import load
 
 from fedbn.core.federation import Split
+from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.rounds import RunState, initial_state
 from fedbn.core.state import Kind, entries
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
 from fedbn.flower import messages
 from fedbn.runs import checkpoints, metrics
+from tiny import same
 
 
 def shared_of(folder, raw, plan) -> RunState:
@@ -27,17 +29,29 @@ def shared_of(folder, raw, plan) -> RunState:
     return state
 
 
+WITH_MEMORY = [
+    *("scaffold", "fedbn+scaffold", "feddyn(0.1)", "ditto", "fedbn+ditto", "fixbn", "fedper"),
+    *("lgfedavg", "fedrep(head_epochs=2)", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+]
+
+
 @pytest.mark.parametrize(
-    "method", ["fedbn", "fedavg", "fedprox", "silobn", "singleset", "fedbn+median+adam"]
+    "method",
+    ["fedbn", "fedavg", "fedprox", "silobn", "singleset", "fedbn+median+adam", *WITH_MEMORY],
 )
 def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
     raw = {**RAW, "methods": [method]}
+    if method in WITH_MEMORY:  # who is drawn differs from round to round
+        raw |= {"training": {"rounds": 3, "local_steps": 2, "participation": 0.5}, "seeds": [3]}
     folder = bench.run(bench.grid(), raw)
     plan, expected, records = in_one_process(raw)
     found = shared_of(folder, raw, plan)
-    assert found.round == 2
+    assert found.round == plan.training.rounds
     for name, value in expected.shared.state.items():
         assert torch.equal(found.shared.state[name], value), name
+    assert same(found.memory, expected.memory)
+    for client, local in expected.local.items():
+        assert same(at_home(bench, client, local), local), client
 
     def key(record):
         return (record["round"], record["client"], record["split"], record["metric"])
@@ -45,6 +59,15 @@ def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
     got = {key(r): r["value"] for r in metrics.read(folder.metrics)}
     wanted = {key(vars(r)): r.value for r in records}
     assert got == wanted
+
+
+def at_home(bench: Bench, client: str, like: Pack) -> Pack:
+    """What a site has on its own disk; nothing where it never trained."""
+    (*_, newest) = [like, *sorted((bench.root / "sites" / client).rglob("round-*"))]
+    if newest is like:
+        return like
+    state = RunState(0, StateLayout(()).zeros(), {client: like})
+    return checkpoints.load(newest, state).local[client]
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +167,10 @@ class ClientRound:
     @cached_property
     def received(self) -> State:
         """A copy of what was received: the model's shared entries."""
-        return {e.name: self.tensors[e.name].detach().clone() for e in self.parts.shared}
+        return {
+            e.name: self.sent[e.name].to(self.tensors[e.name].device, copy=True)
+            for e in self.parts.shared
+        }
 
 
 @dataclass(frozen=True)
@@ -286,11 +289,11 @@ class Rule(Protocol):
             cannot grow.
     """
 
-    needs: frozenset[Need] = frozenset()
-    used: str = ""
-    moves: bool = False
-    several: bool = False
-    depends_on_rounds: bool = False
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    used: ClassVar[str] = ""
+    moves: ClassVar[bool] = False
+    several: ClassVar[bool] = False
+    depends_on_rounds: ClassVar[bool] = False
 
     @property
     def label(self) -> str:

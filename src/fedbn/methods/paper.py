@@ -6,6 +6,15 @@ from fedbn.core.method import BATCHNORM, Method, all_but, everything, nothing, p
 from fedbn.core.state import Kind
 
 __all__ = ["centralized", "fedavg", "fedbn", "fedprox", "silobn", "singleset"]
+# What each shares and what is remembered for it, for `fedbn ls`, which reads without importing.
+ABOUT = {
+    "centralized": ("all data", "nothing"),
+    "fedavg": ("everything", "nothing"),
+    "fedbn": ("everything but BatchNorm", "BatchNorm at the client"),
+    "fedprox": ("everything", "nothing"),
+    "silobn": ("everything but BatchNorm's statistics", "these at the client"),
+    "singleset": ("nothing", "all of the model at the client"),
+}
 
 
 def centralized() -> Method:

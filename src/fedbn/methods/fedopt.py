@@ -1,0 +1,54 @@
+r"""FedAvg with an optimiser at the server: FedAvgM (Hsu et al. 2019), FedOpt (Reddi et al. 2021).
+
+With \(\Delta\) the mean of the clients less the model before the round, FedAvgM takes
+\(m \leftarrow \beta m + \Delta,\ x \leftarrow x + \eta m\), and FedAdam, FedYogi and FedAdagrad
+take \(m \leftarrow \beta_1 m + (1 - \beta_1)\Delta,\ x \leftarrow x + \eta\, m / (\sqrt v + \tau)\)
+with their own v. BatchNorm's statistics take the mean as it is.
+"""
+
+from fedbn.core.aggregation import (
+    ServerOptimizer,
+    server_adagrad,
+    server_adam,
+    server_momentum,
+    server_yogi,
+)
+from fedbn.core.method import Method
+
+__all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
+ABOUT = {
+    "fedadagrad": ("everything", "both moments at the server"),
+    "fedadam": ("everything", "both moments at the server"),
+    "fedavgm": ("everything", "the momentum at the server"),
+    "fedyogi": ("everything", "both moments at the server"),
+}
+
+
+def fedavgm(lr: float = 1.0, beta: float = 0.9) -> Method:
+    """FedAvg with momentum at the server (Hsu et al. 2019)."""
+    return _method("fedavgm", server_momentum(lr, beta), server_momentum(), (lr, beta))
+
+
+def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+    """FedAvg with Adam at the server (Reddi et al. 2021)."""
+    given = (lr, beta1, beta2, tau)
+    return _method("fedadam", server_adam(*given), server_adam(), given)
+
+
+def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
+    """FedAvg with Yogi at the server (Reddi et al. 2021)."""
+    given = (lr, beta1, beta2, tau)
+    return _method("fedyogi", server_yogi(*given), server_yogi(), given)
+
+
+def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Method:
+    """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
+    given = (lr, beta1, tau)
+    return _method("fedadagrad", server_adagrad(*given), server_adagrad(), given)
+
+
+def _method(
+    word: str, server: ServerOptimizer, usual: ServerOptimizer, given: tuple[float, ...]
+) -> Method:
+    written = f"{word}({', '.join(f'{value:g}' for value in given)})"
+    return Method(word if server == usual else written, server=server)
