@@ -180,6 +180,21 @@ def test_where_rounds_are_not_saved_one_by_one_one_signal_saves_the_last(
     assert results(resumed(home)) == results(uninterrupted)
 
 
+@pytest.mark.shows("F15")
+def test_a_second_process_is_refused_and_a_dead_one_s_lock_is_taken_over(
+    home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
+) -> None:
+    asked = ("--data", sites, *ASKED, "--workers", 1, "--out", "run")
+    first = processes.start("run", *asked, cwd=home)
+    until(waiting(home, 1), first)
+    second = processes.run("resume", "run", "--trust", "gate", cwd=home)
+    assert second.code == 1
+    assert "is in use by another process" in second.err
+    end(first.pid)
+    first.wait()
+    assert resumed(home) == uninterrupted
+
+
 @pytest.mark.shows("F61")
 def test_a_killed_worker_is_named(home: Path, sites: Path, uninterrupted: dict[str, bytes]) -> None:
     def kill_one() -> None:

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from flower_bench import RAW, SITES, Bench, digits
+from flower_bench import RAW, SITES, Bench, FakeGrid, digits
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load, save
 
@@ -293,3 +293,61 @@ def test_a_robust_aggregator_bounds_a_sign_flip(bench: Bench) -> None:
     bench.run(bench.grid(flip), {**RAW, "methods": ["fedbn+median"]})
     assert isinstance(bench.events[-1], Event)
     assert "left out" not in bench.notes()
+
+
+class Repeating(FakeGrid):
+    """Brings the first answer of `photo` a second time, or only in the round after."""
+
+    def __init__(self, sites, late: bool) -> None:
+        super().__init__(sites)
+        self.late, self.kept, self.brought = late, None, []
+
+    def pull_messages(self, message_ids):
+        asked = list(message_ids)
+        found = super().pull_messages(asked)
+        if self.kept is None:
+            its = (m for m in found if m.metadata.src_node_id == PHOTO)
+            self.kept = next((m for m in its if messages.SHARED in m.content), None)
+            return [m for m in found if m is not self.kept] if self.late else found
+        if self.kept.metadata.reply_to_message_id in asked or self.kept in self.brought:
+            return found
+        self.brought.append(self.kept)
+        return [*found, self.kept]
+
+
+PHOTO = 101
+
+
+def trained(bench: Bench, grid: FakeGrid, name: str) -> dict[str, torch.Tensor]:
+    folder = bench.run(grid, name=name)
+    file = max(folder.path.rglob("state.safetensors"))
+    return load(file.read_bytes())
+
+
+@pytest.mark.shows("F23")
+def test_an_answer_that_comes_twice_counts_once(bench: Bench) -> None:
+    grid = Repeating([bench.site(name) for name in SITES], late=False)
+    found = trained(bench, grid, "twice")
+    assert len(grid.brought) == 1
+    bench.root = bench.root / "plain"
+    expected = trained(bench, bench.grid(), "once")
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@pytest.mark.shows("F22")
+def test_nothing_of_a_late_answer_is_used(bench: Bench) -> None:
+    bench.limits = type(bench.limits)(wait=0.5, round=0.5, grace=0, poll=0.01, look=10)
+    grid = Repeating([bench.site(name) for name in SITES], late=True)
+    found = trained(bench, grid, "late")
+    assert len(grid.brought) == 1
+    assert "round 1: photo is left out: no answer within 0.5 s" in bench.notes()
+    bench.root = bench.root / "never"
+    seen: list[str] = []
+
+    def swallow(site: str, answer: Message) -> Message | None:
+        first = site == "photo" and messages.SHARED in answer.content and not seen
+        seen.extend([site] * first)
+        return None if first else answer
+
+    expected = trained(bench, bench.grid(swallow), "never")
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
