@@ -27,6 +27,7 @@ from fedbn.paper.configurations import Asked, asked, is_there, shown_runs
 from fedbn.paper.items import ALL, Entry, Outcome, Request, Scale, entries, find
 from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
+from fedbn.paper.theory.network import random_clients
 from fedbn.paper.theory.study import study
 from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
@@ -229,6 +230,11 @@ def theory(
     width: Annotated[int, typer.Option(min=1, help="Neurons, the paper's m.")] = 1024,
     alpha: Annotated[float, typer.Option(min=0.001, help="Deviation at the start.")] = 4.0,
     steps: Annotated[int, typer.Option(min=1, help="Steps of gradient descent.")] = 200,
+    step: Annotated[
+        float, typer.Option(min=1e-6, help="Length of a step, by the longest stable one.")
+    ] = 1.0,
+    clients: Annotated[int, typer.Option(min=1, help="Clients, the paper's N.")] = 3,
+    dim: Annotated[int, typer.Option(min=1, help="Inputs, the paper's d.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Decides data and network.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="A folder for the figure (SVG, PNG) and theory.json.")
@@ -239,7 +245,8 @@ def theory(
 
     docs/theory.md explains every number.
     """
-    found = study(width=width, alpha=alpha, steps=steps, seed=seed)
+    data = random_clients(clients=clients, dim=dim, seed=seed)
+    found = study(data, width=width, alpha=alpha, steps=steps, step=step, seed=seed)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "theory.json", (found.to_json() + "\n").encode())
@@ -249,24 +256,41 @@ def theory(
 
 
 def _print_theory(found: dict[str, Any]) -> None:
-    rows: dict[str, Callable[[dict[str, Any]], str]] = {
-        "least eigenvalue of G∞": lambda b: f"{b['printed']['mu']:.4g}",
-        "least eigenvalue of the limit of G(0)": lambda b: f"{b['start']['mu']:.4g}",
-        "least eigenvalue of Λ(0)": lambda b: f"{b['kernels']['total'][0]:.4g}",
-        "the same in federated rounds": lambda b: f"{b['kernels']['of_rounds'][0]:.4g}",
-        "error at the end, joint descent": lambda b: f"{b['measured'][-1]:.3g}",
-        "error at the end, federated rounds": lambda b: f"{b['rounds'][-1]:.3g}",
-        "bound with G∞ broken at step": lambda b: _step(b["printed"]["violation"]),
-        "bound with the limit of G(0) broken at": lambda b: _step(b["start"]["violation"]),
-        "width the theorem asks for (G∞)": lambda b: f"{b['printed']['width']:.3g}",
-        "width the theorem asks for (limit)": lambda b: f"{b['start']['width']:.3g}",
-    }
-    emit(f"{'':40} {'FedAvg':>12} {'FedBN':>12}")
-    for name, value in rows.items():
-        emit(f"{name:40} {value(found['fedavg']):>12} {value(found['fedbn']):>12}")
+    rows: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+        ("least eigenvalue of G∞", lambda b: f"{b['printed']['mu']:.4g}"),
+        ("least eigenvalue of the limit of G(0)", lambda b: f"{b['start']['mu']:.4g}"),
+        ("least eigenvalue of Λ(0)", lambda b: f"{b['kernels']['total'][0]:.4g}"),
+        ("the same in federated rounds", lambda b: f"{b['kernels']['of_rounds'][0]:.4g}"),
+        ("condition number of Λ(0)", lambda b: f"{b['own']['condition']:.4g}"),
+        ("the same in federated rounds", lambda b: f"{b['own_rounds']['condition']:.4g}"),
+        ("error at the end, one step for all", lambda b: f"{b['measured'][-1]:.3g}"),
+        ("error at the end, rounds, one step", lambda b: f"{b['rounds'][-1]:.3g}"),
+        ("error at the end, own step 1/λmax", lambda b: f"{b['own']['errors'][-1]:.3g}"),
+        ("error at the end, rounds, own step", lambda b: f"{b['own_rounds']['errors'][-1]:.3g}"),
+        ("λmin(Λ(t)) ≥ μ/2 with G∞", lambda b: _holds(b["printed"]["kernel_holds"])),
+        ("λmin(Λ(t)) ≥ μ/2 with the limit of G(0)", lambda b: _holds(b["start"]["kernel_holds"])),
+        ("bound with G∞ broken at step", lambda b: _step(b["printed"]["violation"])),
+        ("the same in federated rounds", lambda b: _step(b["printed"]["rounds_violation"])),
+        ("bound with the limit of G(0) broken at", lambda b: _step(b["start"]["violation"])),
+        ("the same in federated rounds", lambda b: _step(b["start"]["rounds_violation"])),
+        ("width the theorem asks for (G∞)", lambda b: _width(b["printed"])),
+        ("width the theorem asks for (limit)", lambda b: _width(b["start"])),
+    )
+    emit(f"{'':40} {'FedAvg':>16} {'FedBN':>16}")
+    for name, value in rows:
+        emit(f"{name:40} {value(found['fedavg']):>16} {value(found['fedbn']):>16}")
     checks = found["checks"]
-    emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {'holds' if checks['corollary'] else 'fails'}")
-    emit(f"Lemma 4.3, both positive definite: {'holds' if checks['definite'] else 'fails'}")
+    emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {_holds(checks['corollary'])}")
+    emit(f"the same for the limit of G(0): {_holds(checks['start_corollary'])}")
+    emit(f"Lemma 4.3, both positive definite: {_holds(checks['definite'])}")
+
+
+def _holds(true: bool) -> str:
+    return "holds" if true else "fails"
+
+
+def _width(bound: dict[str, Any]) -> str:
+    return f"{bound['width']:.3g}, {'met' if bound['width_met'] else 'unmet'}"
 
 
 def _step(violation: int | None) -> str:

@@ -79,13 +79,29 @@ def test_same_direction_makes_it_singular() -> None:
     assert least_eigenvalue(gram_fedavg(x)) == pytest.approx(0, abs=1e-14)
 
 
-def test_same_direction_at_two_clients_hurts_fedavg_only() -> None:
+def test_same_direction_at_two_clients_makes_the_printed_matrix_singular() -> None:
     gram = gram_fedavg(rows([1.0, 2.0], [2.0, 4.0]))
     apart = compare(gram, torch.tensor([0, 1]))
     assert (apart.definite, apart.definite_star) == (False, True)
     assert apart.mu_star == pytest.approx(5 / 2)  # ½‖(1, 2)‖², the smaller of the two
     together = compare(gram, torch.tensor([0, 0]))
     assert (together.definite, together.definite_star) == (False, False)
+
+
+def test_same_direction_at_two_clients_leaves_the_real_kernel_definite() -> None:
+    """σ(vᵀx)/‖v‖_S and σ(vᵀx)/‖v‖_S' are no multiples of each other where S and S' are none."""
+    clients = [random_clients(clients=1, per_client=6, dim=3, seed=seed).x for seed in (1, 2)]
+    clients[1] = torch.cat([2 * clients[0][:1], clients[1]])
+    samples = pool(clients, [torch.zeros(len(x)) for x in clients], center=False)
+    printed, real = (
+        compare(g, samples.client) for g in (gram_fedavg(samples.x), start_gram(samples))
+    )
+    assert (printed.definite, printed.definite_star) == (False, True)
+    assert real.definite
+    assert real.mu > 1e-6 > 1e-12 > abs(printed.mu)
+    alike = pool(clients, [torch.zeros(len(x)) for x in clients], center=False,
+                 moments=[torch.eye(3), 4 * torch.eye(3)])  # fmt: skip
+    assert not compare(start_gram(alike), alike.client).definite  # S' = 4 S: multiples again
 
 
 def test_one_opposite_pair_does_no_harm() -> None:

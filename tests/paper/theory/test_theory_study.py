@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
+from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError
 from fedbn.paper.paper_figures import draw_theory
-from fedbn.paper.theory.network import random_clients
+from fedbn.paper.theory.network import initial_network, random_clients
 from fedbn.paper.theory.study import Study, study
 
 if TYPE_CHECKING:
@@ -57,6 +59,31 @@ def test_the_bound_that_holds_and_the_one_that_does_not() -> None:
         assert not branch.start.width_met
         assert not branch.printed.kernel_holds
         assert branch.kernels.autograd_error < 1e-12
+
+
+def test_with_its_own_step_a_method_is_as_fast_as_its_condition_number_lets_it() -> None:
+    """At `η = 1/λmax` the slowest part of the error shrinks by (1 − 1/κ)² a step."""
+    found = small()
+    for branch in (found.fedavg, found.fedbn):
+        for own in (branch.own, branch.own_rounds):
+            assert own.eta >= found.setting.eta * (1 - 1e-12)
+            assert own.condition > 1
+            assert own.errors[0] == pytest.approx(branch.measured[0])
+            assert own.errors[-1] < own.errors[0]
+    etas = [b.own.eta for b in (found.fedavg, found.fedbn)] + [found.fedbn.own_rounds.eta]
+    assert min(etas) == pytest.approx(found.setting.eta)
+
+
+def test_data_network_and_draws_are_not_one_stream() -> None:
+    """At equal sizes, one integer must not make a sample of a neuron, or the teacher of one."""
+    data = random_clients(clients=1, per_client=4, dim=16, shift=0.0, seed=5)
+    unit = initial_network(16, width=8, alpha=1.0, seed=5).v
+    assert data.x.shape[1] == unit.shape[1]
+    cosine = torch.nn.functional.cosine_similarity(data.x[:, None], unit[None], dim=-1)
+    assert float(cosine.abs().max()) < 0.99
+    names = ("theory: clients", "theory: network", "theory: Gram matrix")
+    first = {name: float(torch.randn(1, generator=generator(5, name))) for name in names}
+    assert len(set(first.values())) == 3
 
 
 def test_plain_values() -> None:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
+from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError
 from fedbn.paper.theory.network import Network, Samples, norms, predict, require_alpha
 
@@ -112,8 +113,8 @@ def monte_carlo_gram(x: Tensor, alpha: float = 1.0, *, draws: int, seed: int = 0
     require_alpha(alpha)
     if draws < 2:
         raise ConfigError(f"draws={draws}: at least 2 are needed for a standard error")
-    generator = torch.Generator().manual_seed(seed)
-    v = alpha * torch.randn(draws, x.shape[1], generator=generator, dtype=torch.float64)
+    chance = generator(seed, "theory: Gram matrix")
+    v = alpha * torch.randn(draws, x.shape[1], generator=chance, dtype=torch.float64)
     hidden = (v @ x.T).relu()
     mean = hidden.T @ hidden / draws
     square = hidden.square().T @ hidden.square() / draws

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError
 
 Array = Tensor | NDArray[Any] | Sequence[Sequence[float]] | Sequence[float]
@@ -150,7 +151,7 @@ def random_clients(
     """
     if min(clients, per_client, dim) < 1:
         raise ConfigError(f"clients={clients}, per_client={per_client}, dim={dim}: all must be ≥ 1")
-    draw = torch.Generator().manual_seed(seed)
+    draw = generator(seed, "theory: clients")
     teacher = _normal(draw, dim) / dim**0.5
     deviations = torch.linspace(-shift / 2, shift / 2, dim, dtype=torch.float64).exp()
     tables = []
@@ -209,7 +210,7 @@ def initial_network(dim: int, *, width: int, alpha: float, seed: int = 0) -> Net
     require_alpha(alpha)
     if min(dim, width) < 1:
         raise ConfigError(f"dim={dim}, width={width}: both must be at least 1")
-    draw = torch.Generator().manual_seed(seed)
+    draw = generator(seed, "theory: network")
     unit = torch.randn(width, dim, generator=draw, dtype=torch.float64)
     sign = torch.randint(0, 2, (width,), generator=draw).to(torch.float64) * 2 - 1
     return Network(alpha * unit, unit.norm(dim=1, keepdim=True), sign)

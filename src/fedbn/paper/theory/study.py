@@ -16,6 +16,7 @@ from fedbn.paper.theory.convergence import (
     descend,
     federated_round,
     first_violation,
+    joint_step,
     required_width,
 )
 from fedbn.paper.theory.kernels import (
@@ -32,6 +33,8 @@ from fedbn.paper.theory.kernels import (
 from fedbn.paper.theory.network import Network, initial_network, personalise, random_clients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fedbn.paper.theory.network import Samples
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """What was studied: the sizes, α, the step η (shared by all runs), δ and the seed."""
+    """What was studied: the sizes, α, the common step η, its length `step`, δ and the seed."""
 
     clients: int
     samples: int
@@ -47,6 +50,7 @@ class Setting:
     width: int
     alpha: float
     eta: float
+    step: float
     steps: int
     delta: float
     seed: int
@@ -100,14 +104,31 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class OwnStep:
+    """A method with the longest step that its own kernel at t = 0 allows, as the theorem lets it.
+
+    Attributes:
+        eta: `step / λmax` of what it follows.
+        condition: `λmax / λmin` of the same, which decides how fast it is then.
+        errors: `‖f(t) − y‖²`.
+    """
+
+    eta: float
+    condition: float
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Branch:
     """One of the two methods.
 
     Attributes:
         printed: The bound with G∞ as the paper defines it.
         start: The bound with G°, what G(0) tends to.
-        measured: `‖f(t) − y‖²` under joint gradient descent.
+        measured: `‖f(t) − y‖²` under joint gradient descent, with the step common to all.
         rounds: The same in federated rounds with E = 1.
+        own: Joint descent with the method's own step.
+        own_rounds: Federated rounds with their own step.
         kernels: The evolution matrices along joint descent.
     """
 
@@ -115,6 +136,8 @@ class Branch:
     start: Bound
     measured: tuple[float, ...]
     rounds: tuple[float, ...]
+    own: OwnStep
+    own_rounds: OwnStep
     kernels: Kernels
 
 
@@ -125,6 +148,7 @@ class Checks:
     Attributes:
         assumption: No sample is zero or a multiple of another (Assumption 4.1).
         definite: G∞ and G*∞ are positive definite (Lemma 4.3).
+        start_definite: G° is.
         corollary: `λmin(G*∞) ≥ λmin(G∞)` (Corollary 4.6).
         start_corollary: The same for G°.
         monte_carlo_sigmas: Largest distance of sampled G∞ from the closed form, in standard errors.
@@ -137,6 +161,7 @@ class Checks:
 
     assumption: bool
     definite: bool
+    start_definite: bool
     corollary: bool
     start_corollary: bool
     monte_carlo_sigmas: float
@@ -182,6 +207,8 @@ class _Runs:
 
     joint: Course
     rounds: Course
+    own: OwnStep
+    own_rounds: OwnStep
     kernels: dict[int, Evolution]
     autograd: dict[int, Evolution]
     boost: int
@@ -200,8 +227,9 @@ def study(
 ) -> Study:
     """Gram matrices, bounds, kernels and measured curves of FedAvg and FedBN, from one seed.
 
-    All four trainings (two methods, joint and in rounds) start from the same network and use the
-    same `η = step / max λmax(Λ(0))`, the maximum over what they follow.
+    Two methods train jointly and in rounds, from the same network: once with one step for all,
+    `η = step / max λmax(Λ(0))` over what they follow, and once each with its own,
+    `step / λmax(Λ(0))`, which is what Theorem 4.4 and Corollary 4.5 allow.
 
     Args:
         samples: The clients' data; `random_clients(seed=seed)` where left out.
@@ -228,7 +256,7 @@ def study(
     followed = (first.total, first_star.total, first_star.of_rounds(data.clients))
     eta = step / max(float(spectrum(kernel)[-1]) for kernel in followed)
     setting = Setting(
-        data.clients, data.x.shape[0], data.x.shape[1], width, alpha, eta, steps, delta, seed
+        data.clients, data.x.shape[0], data.x.shape[1], width, alpha, eta, step, steps, delta, seed
     )
     grams = gram_fedavg(data.x, alpha), start_gram(data)
     stars = tuple(block_diagonal(gram, data.client) for gram in grams)
@@ -245,12 +273,22 @@ def _train(network: Network, data: Samples, setting: Setting) -> _Runs:
     times = sorted({0, *(t for t in (1, 10, 100) if t < setting.steps), setting.steps})
     eta, steps, alpha = setting.eta, setting.steps, setting.alpha
     joint = descend(network, data, eta=eta, steps=steps, keep=times)
+    first, boost = evolution(network, data, alpha), data.clients if network.is_local else 1
+
+    def own(kernel: Tensor, step: Callable[[Network, Samples, float], Network]) -> OwnStep:
+        values = spectrum(kernel)
+        eta = setting.step / float(values[-1])
+        errors = descend(network, data, eta=eta, steps=steps, step=step).errors
+        return OwnStep(eta, float(values[-1] / values[0]), errors)
+
     return _Runs(
         joint=joint,
         rounds=descend(network, data, eta=eta, steps=steps, step=federated_round),
+        own=own(first.total, joint_step),
+        own_rounds=own(first.of_rounds(boost), federated_round),
         kernels={t: evolution(net, data, alpha) for t, net in joint.kept.items()},
         autograd={t: tangent_kernel(net, data, alpha) for t, net in joint.kept.items()},
-        boost=data.clients if network.is_local else 1,
+        boost=boost,
     )
 
 
@@ -269,6 +307,8 @@ def _branch(setting: Setting, printed: Tensor, start: Tensor, runs: _Runs) -> Br
         start=_bound(setting, start, runs, min(kernels.total)),
         measured=runs.joint.errors,
         rounds=runs.rounds.errors,
+        own=runs.own,
+        own_rounds=runs.own_rounds,
         kernels=kernels,
     )
 
@@ -300,6 +340,7 @@ def _checks(
     return Checks(
         assumption=dependence(data.x).assumption_holds,
         definite=printed.definite and printed.definite_star,
+        start_definite=start.definite,
         corollary=printed.holds,
         start_corollary=start.holds,
         monte_carlo_sigmas=float(
