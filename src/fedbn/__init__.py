@@ -31,7 +31,12 @@ if TYPE_CHECKING:
         server_yogi as server_yogi,
         trimmed_mean as trimmed_mean,
     )
-    from fedbn.core.federation import Client as Client, Federation as Federation, Split as Split
+    from fedbn.core.federation import (
+        Client as Client,
+        Federation as Federation,
+        Split as Split,
+        Targets as Targets,
+    )
     from fedbn.core.method import (
         Method as Method,
         Penalty as Penalty,
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
         only as only,
         proximal as proximal,
     )
+    from fedbn.core.metric import Metric as Metric
     from fedbn.core.plan import Plan as Plan, Training as Training
     from fedbn.core.rounds import RunState as RunState
     from fedbn.core.rule import Memory as Memory, Rule as Rule
@@ -55,6 +61,7 @@ if TYPE_CHECKING:
         register_batchnorm as register_batchnorm,
         split as split,
     )
+    from fedbn.core.task import Task as Task
     from fedbn.errors import FedbnError as FedbnError
     from fedbn.exchange_audit import Audit as Audit, audit as audit
     from fedbn.methods import parse_method as parse_method
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
         silobn as silobn,
         singleset as singleset,
     )
+    from fedbn.tasks.making import metric as metric
     from fedbn.trained.opening import jobs_of as jobs_of, open_run as open_run
 
 # Read from the imports above, which Python itself never runs: each name is written once.

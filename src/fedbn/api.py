@@ -18,6 +18,7 @@ from fedbn.core.engine import one_torch_thread
 from fedbn.core.method import Method
 from fedbn.core.plan import copied
 from fedbn.core.rounds import Record, initial_state
+from fedbn.core.task import Loss, Task
 from fedbn.data.python_data import Data
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import (
@@ -33,11 +34,13 @@ from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, reached, run_plan, start
 from fedbn.experiments.sources import given_federation
 from fedbn.methods import parse_method
-from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.metrics import read
+from fedbn.tasks.making import GivenMetric, TaskChoice
 from fedbn.trained.trained_run import Trained, frame_of
 
 Model = str | nn.Module | Callable[..., nn.Module]
+TaskGiven = str | Task | Callable[..., Task]
 Result = Trained
 T = TypeVar("T")
 _log = logging.getLogger("fedbn")
@@ -83,6 +86,9 @@ def fit(
     model: Model | None = None,
     method: str | Method = "fedbn",
     *,
+    task: TaskGiven | None = None,
+    loss: str | Loss | None = None,
+    metrics: Sequence[GivenMetric] | None = None,
     rounds: int = 40,
     seed: int = 0,
     methods: Sequence[str | Method] | None = None,
@@ -104,6 +110,11 @@ def fit(
             that fits the data. A model itself is copied, with the weights it has: no seed
             changes them.
         method: A method, or its name as on the command line.
+        task: What models learn: `classification`, `multilabel`, `regression`, `segmentation`, a
+            `Task` or a function that makes one; what the targets are for unless given.
+        loss: In place of the task's: a name, or a function of outputs and targets.
+        metrics: In place of the task's, the first decides: names, `Metric`s, or functions of
+            predictions and targets that have an attribute `higher_is_better`.
         rounds: Communication rounds.
         seed: Decides everything that is random.
         methods: Several, in place of `method`.
@@ -137,7 +148,8 @@ def fit(
     """
     chosen = _several("method", method, methods, "fedbn")
     drawn = _several("seed", seed, seeds, 0)
-    names = _named(data, model, chosen)
+    choice = TaskChoice(task, loss, metrics)
+    names = {**_named(data, model, chosen), **_task_names(choice)}
     asked = {_key(key): value for key, value in settings.items()}
     _check(asked, names, chosen, settings)
     raw: dict[str, Any] = {"seeds": drawn, "training": {"rounds": rounds}}
@@ -147,12 +159,12 @@ def fit(
     experiment = checked(with_absolute_paths(raw), "fit")
     named = isinstance(data, str | Path)
     given = None if named else given_federation(data, experiment.data)
-    planner = Planner(federation=given, make_model=_maker(model))
+    planner = Planner(federation=given, make_model=_maker(model), task=choice)
     setting = Setting("default", experiment)
     mu = experiment.method.mu
     jobs = [Job(_method(m, mu), setting, s) for s, m in itertools.product(drawn, chosen)]
     for job in jobs[: len(chosen)]:
-        planner.plan(job)
+        planner.plan(job).check_metrics()
     if len(jobs) > 1:
         planner.settle()  # one engine for all, as in a run of the command
     if isinstance(model, nn.Module):
@@ -185,8 +197,8 @@ def _on_disk(job: Job, planner: Planner, folder: RunFolder) -> Result:
     plan = planner.plan(job)
     found = reached(job, folder, initial_state(plan))
     assert found is not None
-    read = metrics.read(folder.job(*job.key) / "metrics.jsonl")
-    return Result(plan, found.state, tuple(Record(**r) for r in read), folder.path)
+    records = read(folder.job(*job.key) / "metrics.jsonl")
+    return Result(plan, found.state, tuple(Record(**r) for r in records), folder.path)
 
 
 @dataclass(frozen=True)
@@ -232,10 +244,11 @@ class Results:
         shown = []
         for method in dict.fromkeys(method for method, _ in self.runs):
             own = [result for (name, _), result in self.runs.items() if name == method]
-            means = [statistics.fmean(scores.values()) for one in own if (scores := one.accuracy())]
+            means = [statistics.fmean(scores.values()) for one in own if (scores := one.scores())]
             shown.append(f"{method} {statistics.fmean(means):.3f}" if means else method)
         seeds = dict.fromkeys(seed for _, seed in self.runs)
-        return f"<Results of seeds {[*seeds]}, mean test accuracy: {', '.join(shown)}>"
+        metric = next(iter(self.runs.values())).metric.words
+        return f"<Results of seeds {[*seeds]}, mean test {metric}: {', '.join(shown)}>"
 
 
 def _several(name: str, one: T, several: Sequence[T] | None, default: T) -> list[T]:
@@ -278,6 +291,18 @@ def _named(
         names["data.name"] = data if isinstance(data, str) else IN_PYTHON
     if model is not None:
         names["model.name"] = model if isinstance(model, str) else IN_PYTHON
+    return names
+
+
+def _task_names(choice: TaskChoice) -> dict[str, Any]:
+    """The configuration's words for what was given of the task."""
+    names: dict[str, Any] = {}
+    for key, given in (("task.name", choice.task), ("task.loss", choice.loss)):
+        if given is not None:
+            names[key] = given if isinstance(given, str) else IN_PYTHON
+    if choice.metrics is not None:
+        known = [m if isinstance(m, str) else IN_PYTHON for m in choice.metrics]
+        names["task.metrics"] = known or [IN_PYTHON]
     return names
 
 

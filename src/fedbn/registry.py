@@ -140,7 +140,7 @@ def _homes(*folders: str) -> dict[str, str]:
         name: module.name
         for module in pkgutil.iter_modules(folders)
         if not module.name.startswith("_")
-        for name in _listed(module) or [module.name]
+        for name in _listed(module)
     }
 
 
@@ -149,9 +149,11 @@ def _listed(module: pkgutil.ModuleInfo) -> list[str]:
     assert spec is not None
     assert spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "__all__":
+            return []  # `__all__: list[str] = []`: parts that names are made of
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
-    return []
+    return [module.name]
 
 
 def _own(name: str, what: str, held: Held | None) -> Callable[..., Any]:

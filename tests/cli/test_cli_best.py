@@ -80,7 +80,7 @@ def test_what_is_printed_is_what_every_command_delivers(
     for client in "ab":
         assert 100 * matrix["values"]["accuracy"][client][client][0] == printed[client]
         answer = call("predict", best, "--client", client, "--data", sites / f"{client}.npz")
-        assert f"accuracy {printed[client]:.1f}%" in answer.out
+        assert f"accuracy {printed[client]:.1f} %" in answer.out
         assert "round 2 is used, the best of 5 on validation data" in answer.err
     exported = json.loads(call("export", best, "--client", "a", "--json").out)
     card = Path(exported["card"]).read_text()

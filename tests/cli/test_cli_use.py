@@ -44,7 +44,7 @@ def test_predict_writes_all_rows(finished: Path, new: Path, tmp_path: Path):
     rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
     assert list(rows[0]) == ["input", "predicted", "label", "p(0)", "p(1)"]
     right = sum(row["predicted"] == row["label"] for row in rows)
-    assert answer.out == f"accuracy {right / 8:.1%} ({right} of 8)\n"
+    assert answer.out == f"accuracy {100 * right / 8:.1f} % (8 samples)\n"
 
 
 def test_method_and_seed_choose_the_job(finished: Path, new: Path):

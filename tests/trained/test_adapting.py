@@ -217,7 +217,7 @@ def test_ways_are_compared_on_whole_groups_and_resampled_by_them(trained: Traine
     adapting, scoring = divided(data, None, "new")
     assert not {*adapting.groups.tolist()} & {*scoring.groups.tolist()}
     by_person, alone = (
-        next(compare(trained, "new", adapting, part, Options(), None)).accuracy
+        next(compare(trained, "new", adapting, part, Options(), None)).score
         for part in (scoring, replace(scoring, groups=None))
     )
     assert by_person[0] == alone[0]

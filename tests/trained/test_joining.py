@@ -128,19 +128,19 @@ def test_all_ways_are_scored_on_samples_that_none_saw(trained: Trained):
     assert found[4].how.endswith("'s model as it is")
     for one in found[:3]:
         made = trained.adapt(adapting.x, adapting.y, site="new", how=one.how)
-        assert one.accuracy is not None
-        assert one.accuracy[0] == made.score(scoring.x, scoring.y, "new")
-    top = max(one.accuracy[0] for one in found[:4])
-    assert next(one for one in found if one.how == best(found)).accuracy[0] == top
+        assert one.score is not None
+        assert one.score[0] == made.score(scoring.x, scoring.y, "new")
+    top = max(one.score[0] for one in found[:4])
+    assert next(one for one in found if one.how == best(found)).score[0] == top
 
 
 def test_join_is_scored_only_when_asked_and_when_the_data_is_there(home: Path, trained: Trained):
     left_out = list(compare(trained, "new", *divided(split(), None, "new"), Options(), None))
-    assert (left_out[3].accuracy, "--rounds N" in left_out[3].reason) == (None, True)
+    assert (left_out[3].score, "--rounds N" in left_out[3].reason) == (None, True)
     alone = fedbn.open_run(home / "singleset")
     found = list(compare(alone, "new", *divided(split(), None, "new"), Options(), 1))
     assert "shares nothing" in found[0].reason
-    assert found[1].accuracy is not None
+    assert found[1].score is not None
     assert "nothing to join" in found[3].reason
 
 

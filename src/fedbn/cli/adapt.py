@@ -8,13 +8,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.training import launch
-from fedbn.core.federation import Split
+from fedbn.core.federation import Split, blank_targets
+from fedbn.core.metric import Metric
 from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
@@ -118,10 +118,10 @@ def adapt(
     if compare:
         found = _compared(trained, new, options_of(**base), rounds)
         chosen_here = how is None
-        how = how or How(best(found))
+        how = how or How(best(found, trained.metric))
     how = how or How.AVERAGE
     if chosen_here:
-        say(f"{how} was {_CHOSEN}: on new data expect less than the accuracy above")
+        say(f"{how} was {_CHOSEN}: on new data expect less than the score above")
     if how is How.JOIN:
         _join(trained, new, out, rounds or _ROUNDS)
     else:
@@ -149,7 +149,7 @@ def _compared(
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
     found = list(adaptation.compare(trained, new.name, adapting, scoring, options, rounds))
-    _print_compared(found)
+    _print_compared(found, trained.metric)
     return found
 
 
@@ -157,20 +157,21 @@ def _checked(trained: Trained, split: Split) -> Split:
     return replace(split, x=samples_of(split.x, trained.inputs, "the data"))
 
 
-def _print_compared(found: list[Compared]) -> None:
+def _print_compared(found: list[Compared], metric: Metric) -> None:
     rows = []
     for one in found:
-        if one.accuracy is None:
+        if one.score is None:
             rows.append([one.how, "–", one.reason])
         else:
-            value, low, high = (100 * number for number in one.accuracy)
-            rows.append([one.how, f"{value:.1f}", f"[{low:.1f}, {high:.1f}]"])
-    print_table(["way", "accuracy, %", "95 % interval"], rows)
+            value, low, high = map(metric.said, one.score)
+            rows.append([one.how, value, f"[{low}, {high}]"])
+    print_table(["way", metric.title, "95 % interval"], rows)
 
 
 def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:
     x, y = new.samples.x, new.samples.y
-    labels = torch.zeros(len(new.samples), dtype=torch.int64) if y is None else y
+    blank = blank_targets(trained.plan.federation.target, len(new.samples))
+    labels = blank if y is None else y
     data = _checked(trained, Split(x, labels))
     run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
     _tell(made, new.name, len(data), getattr(run.adapted[new.name], "folder", None))
@@ -178,9 +179,9 @@ def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, An
 
 def _scores(found: list[Compared]) -> dict[str, list[float | None]]:
     return {
-        one.how: [number if math.isfinite(number) else None for number in one.accuracy]
+        one.how: [number if math.isfinite(number) else None for number in one.score]
         for one in found
-        if one.accuracy is not None
+        if one.score is not None
     }
 
 

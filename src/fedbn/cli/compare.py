@@ -14,13 +14,13 @@ from fedbn.cli.console import emit, print_table, print_text
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
 from fedbn.results.comparison import (
-    SCORES,
     Comparison,
     Side,
     compare as compared,
     explanation,
     markdown,
     score_rows,
+    score_titles,
 )
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
@@ -105,8 +105,8 @@ def _print(found: Comparison) -> None:
         if some:
             print_table((title, "A", "B"), [change.words for change in some])
             emit()
-    rows = [row for pair in found.pairs for row in score_rows(pair)]
-    print_table(SCORES, rows, numbers=range(2, 8))
+    rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
+    print_table(score_titles(found.metric), rows, numbers=range(2, 8))
     emit()
     for text in (explanation(found), *found.remarks):
         print_text(text)

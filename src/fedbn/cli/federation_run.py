@@ -197,7 +197,9 @@ def _numbers(event: Event) -> str:
         if record["metric"] == "training_loss" and record["value"] is not None:
             parts.append(f"{record['client']} loss {record['value']:.3f}")
     for record in event.records:
-        if record["split"] == "test" and record["metric"] == "accuracy":
-            share = f"{100 * record['value']:.1f} %"
-            parts.append(f"{record['client']} {share} after round {record['round']}")
+        metric = event.judged_by
+        if record["split"] == "test" and record["metric"] == metric.name:
+            value = "–" if record["value"] is None else metric.said(record["value"])
+            said = f"{value} {metric.unit}".rstrip()
+            parts.append(f"{record['client']} {said} after round {record['round']}")
     return ", ".join(parts)

@@ -17,8 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from fedbn.cli.progress import Clock, job_name, remark
+from fedbn.core.metric import ACCURACY, PERCENT, Metric
 from fedbn.experiments.jobs import Event, Key
-from fedbn.results.aggregate import ACCURACY, of_round
+from fedbn.results.aggregate import scores_of_round
 from fedbn.text import shown
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -67,6 +68,7 @@ class Picture:
         self._means: dict[Key, float] = {}
         self._scores: dict[str, dict[str, float]] = {}  # a method's, of the seed last heard
         self._heard: dict[str, None] = {}  # methods, the last one heard last
+        self._metric = ACCURACY
 
     def hear(self, event: Event) -> None:
         """Take note of an event."""
@@ -83,7 +85,8 @@ class Picture:
                 self._running.pop(event.job, None)
 
     def _score(self, event: Event) -> None:
-        if found := of_round(event.records, ACCURACY):
+        self._metric = event.judged_by
+        if found := scores_of_round(event.records, self._metric):
             method, setting, _ = event.job
             label = method if setting == "default" else f"{method} {setting}"
             self._scores[label] = found
@@ -93,9 +96,9 @@ class Picture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it."""
-        pen = Pen(options.max_width, options.ascii_only)
         height = options.size.height
         with self._lock:
+            pen = Pen(options.max_width, options.ascii_only, self._metric)
             yield self._whole(pen)
             if self.closed or not self._running:
                 return
@@ -119,7 +122,7 @@ class Picture:
         for event in running:
             mean = self._means.get(event.job)
             end = f" round {event.round}/{event.rounds}" + (
-                "" if mean is None else f"  {mean:.1f} %"
+                "" if mean is None else f"  {mean:{self._metric.form}} {self._metric.unit}".rstrip()
             )
             room = pen.width - len(end) - 1
             name = shown(job_name(event))
@@ -144,7 +147,7 @@ class Picture:
         with_bars = pen.columns(_NUMBER + _BAR + 3) >= len(columns)
         lines = [pen.row("", [pen.head(label, with_bars) for label in columns], "dim")]
         newest = columns[fitting[-1]]
-        for client in _chosen(newest, most):
+        for client in _chosen(newest, most, self._metric.higher):
             cells = [pen.score(scores.get(client), with_bars) for scores in columns.values()]
             lines.append(pen.row(client, cells))
         if len(newest) > most:
@@ -153,20 +156,21 @@ class Picture:
         return [*lines, pen.row("mean", means, "bold")]
 
 
-def _chosen(scores: dict[str, float], most: int) -> list[str]:
+def _chosen(scores: dict[str, float], most: int, higher: bool) -> list[str]:
     """All clients in their order; of too many, the best and the worst by the newest scores."""
     if len(scores) <= most:
         return list(scores)
-    ranked = sorted(scores, key=lambda client: -scores[client])
+    ranked = sorted(scores, key=lambda client: scores[client], reverse=higher)
     return ranked[: (most + 1) // 2] + ranked[len(ranked) - most // 2 :]
 
 
 class Pen:
     """Draws lines of one width, in ASCII where the terminal has no more."""
 
-    def __init__(self, width: int, ascii_only: bool):
+    def __init__(self, width: int, ascii_only: bool, metric: Metric = ACCURACY):
         self.width = width
         self._ascii = ascii_only
+        self._metric = metric
 
     def line(self, text: str, style: str = "") -> Text:
         """One line, cut to the width."""
@@ -195,9 +199,12 @@ class Pen:
         return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width, "·")
 
     def score(self, value: float | None, with_bar: bool) -> str:
-        """A score in per cent."""
-        number = f"{'-' if value is None else f'{value:.1f}':>{_NUMBER}}"
-        return f"{self.bar((value or 0) / 100, _BAR)} {number}" if with_bar else number
+        """A score in its unit; a bar where it is a share."""
+        number = f"{'-' if value is None else f'{value:{self._metric.form}}':>{_NUMBER}}"
+        if not with_bar:
+            return number
+        share = (value or 0) / 100 if self._metric.unit == PERCENT else 0
+        return f"{self.bar(share, _BAR)} {number}"
 
     def head(self, label: str, with_bars: bool) -> str:
         """A column's title, as wide as its scores."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +11,12 @@ import typer
 from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
 from fedbn.core.federation import Split
+from fedbn.core.metric import Metric
 from fedbn.data.new_samples import read_samples
-from fedbn.errors import ConfigError, DataError
+from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.runs.folder import write_atomically
+from fedbn.tasks.making import evaluated
+from fedbn.text import counted
 from fedbn.trained.evaluation import Matrix, evaluate_all
 from fedbn.trained.opening import open_run
 from fedbn.trained.trained_run import Predictions, Trained, predict as predicted, samples_of
@@ -26,7 +28,7 @@ _PREDICT = console.examples(
 )
 
 _EVALUATE = console.examples(
-    "fedbn evaluate runs/first                                    accuracy, a row a client's model",
+    "fedbn evaluate runs/first                                    the run's metric, a row a model",
     "fedbn evaluate runs/first --metric auroc --out scores.json   all metrics, with intervals",
     "fedbn evaluate runs/first --data new_site/ --method fedavg",
 )
@@ -59,7 +61,7 @@ def predict(
 ) -> None:
     """Predict with a client's model: one row an input, its class and all probabilities.
 
-    Where the data has labels, the accuracy is told too.
+    Where the data has labels, what the predictions come to is told too.
     """
     check_out(out)
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
@@ -73,9 +75,9 @@ def predict(
     else:
         write_atomically(out, found.to_csv(), ConfigError)
         say(f"{len(found.inputs)} rows: {out}")
-    if found.accuracy is not None:
-        right = round(found.accuracy * len(found.inputs))
-        emit(f"accuracy {found.accuracy:.1%} ({right} of {len(found.inputs)})")
+    if found.score is not None:
+        value = f"{trained.metric.said(found.score)} {trained.metric.unit}".rstrip()
+        emit(f"{trained.metric.words} {value} ({counted(len(found.inputs), 'sample')})")
 
 
 def _print_predictions(found: Predictions) -> None:
@@ -90,16 +92,6 @@ def _print_predictions(found: Predictions) -> None:
         say(f"the first {_SHOWN} of {len(found.inputs)}; --out FILE writes all, with every class")
 
 
-class Metric(StrEnum):
-    """The metrics of `fedbn.trained.evaluation`."""
-
-    ACCURACY = "accuracy"
-    BALANCED_ACCURACY = "balanced_accuracy"
-    MACRO_F1 = "macro_f1"
-    AUROC = "auroc"
-    CALIBRATION_ERROR = "calibration_error"
-
-
 @app.command(epilog=_EVALUATE)
 def evaluate(
     run: console.Run,
@@ -109,7 +101,9 @@ def evaluate(
             metavar="PATH", help="Labelled data to score on, in place of the run's test data."
         ),
     ] = None,
-    metric: Annotated[Metric, typer.Option(help="What to print.")] = Metric.ACCURACY,
+    metric: Annotated[
+        str | None, typer.Option(help="What to print; what the run is judged by unless given.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="All metrics: .json, or .csv with a row a number."),
@@ -125,13 +119,16 @@ def evaluate(
 ) -> None:
     """Score every client's model on every domain's test data: who may use whose model.
 
-    Accuracy, balanced accuracy, macro F1, AUROC and calibration error, each with a 95 % interval
-    by bootstrap. Sites that were adapted are rows like the others.
+    The run's metrics, and for classes balanced accuracy, macro F1, AUROC and calibration error,
+    each with a 95 % interval by bootstrap. Sites that were adapted are rows like the others.
     """
     check_out(out)
     if out is not None and out.suffix.lower() not in (".json", ".csv"):
         raise ConfigError(f"--out {out}: legal are names that end in .json or .csv")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
+    known = {one.name: one for one in evaluated(trained.plan.task)}
+    if metric is not None and metric not in known:
+        raise ConfigError(f"--metric: {unknown('metric', metric, known)}")
     tests = None if data is None else _tests(trained, data)
     found = evaluate_all(trained, tests, resamples=resamples)
     if out is not None:
@@ -141,7 +138,7 @@ def evaluate(
     if json:
         emit(found.to_json().decode(), end="")
     else:
-        _print_matrix(found, metric)
+        _print_matrix(found, known[metric] if metric else trained.metric)
 
 
 def _tests(trained: Trained, data: Path) -> dict[str, Split]:
@@ -157,20 +154,18 @@ def _tests(trained: Trained, data: Path) -> dict[str, Split]:
 
 
 def _print_matrix(found: Matrix, metric: Metric) -> None:
-    percent = metric is Metric.ACCURACY or metric is Metric.BALANCED_ACCURACY
-    title = f"{metric.replace('_', ' ')}{', %' if percent else ''}"
+    values = found.values[metric.name]
     rows = [
-        [client, *(_cell(found.values[metric][client][d], percent) for d in found.domains)]
+        [client, *(_cell(values[client][d], metric) for d in found.domains)]
         for client in found.clients
     ]
-    print_table([f"{title}: model of", *found.domains], rows, BUT_FIRST)
+    print_table([f"{metric.title}: model of", *found.domains], rows, BUT_FIRST)
     sizes = ", ".join(f"{domain} {found.samples[domain]}" for domain in found.domains)
     say(f"95 % intervals in brackets; test samples: {sizes}")
 
 
-def _cell(value: tuple[float, float, float], percent: bool) -> str:
+def _cell(value: tuple[float, float, float], metric: Metric) -> str:
     if math.isnan(value[0]):
         return "–"
-    scale, digits = (100, 1) if percent else (1, 3)
-    point, low, high = (f"{scale * number:.{digits}f}" for number in value)
+    point, low, high = map(metric.said, value)
     return f"{point} [{low}, {high}]"

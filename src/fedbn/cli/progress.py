@@ -17,7 +17,7 @@ from typing import Protocol
 
 from fedbn.cli.console import say
 from fedbn.experiments.jobs import Event, Key
-from fedbn.results.aggregate import ACCURACY, LOSS_SEEN, of_round
+from fedbn.results.aggregate import LOSS_SEEN, of_round, scores_of_round
 
 _QUIET_SECONDS = 10.0
 _LEAST = 3  # measured rounds; fewer say nothing about the time left
@@ -72,8 +72,10 @@ def _numbers(event: Event) -> str:
     parts = []
     if losses := of_round(event.records, LOSS_SEEN):
         parts.append(f"loss {statistics.fmean(losses.values()):.3f}")
-    if scores := of_round(event.records, ACCURACY):
-        parts.append(f"accuracy {statistics.fmean(scores.values()):.1f} %")
+    metric = event.judged_by
+    if scores := scores_of_round(event.records, metric):
+        mean = f"{statistics.fmean(scores.values()):{metric.form}} {metric.unit}"
+        parts.append(f"{metric.words} {mean.rstrip()}")
     return ", ".join(parts)
 
 

@@ -19,6 +19,7 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Progress, Stopper
+from fedbn.core.metric import first_metric
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
 from fedbn.experiments.jobs import to_all
@@ -161,7 +162,8 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:
 def show(folder: RunFolder, as_json: bool) -> None:
     """Print the table and draw the learning curves."""
     experiment = held_experiment(folder)
-    table = ScoreTable.of(metrics.read(folder.metrics))
+    metric = first_metric(folder.read_environment())
+    table = ScoreTable.of(metrics.read(folder.metrics), metric)
     choose = isinstance(experiment.method.mu, list)
     summary = summarize(table, experiment.evaluation.report, choose_setting=choose)
     with explained(folder.curves):
@@ -181,7 +183,7 @@ def _print(summary: Summary) -> None:
         [row.label, *(_cell(row.cells.get(c), best.get(c)) for c in summary.columns)]
         for row in summary.rows
     ]
-    print_table(["test accuracy, %", *summary.columns], rows, BUT_FIRST)
+    print_table([f"test {summary.metric.title}", *summary.columns], rows, BUT_FIRST)
     for remark in summary.remarks:
         print_text(remark)
 
@@ -194,11 +196,12 @@ def _cell(cell: Any, best: float | None) -> Text:
 
 def _print_json(summary: Summary, folder: str) -> None:
     """Print the same for a program."""
+    metric = summary.metric.name
     rows: list[dict[str, Any]] = [
         {
             "method": row.method,
             "setting": row.setting,
-            "accuracy": {c: {"mean": cell.mean, "std": cell.std} for c, cell in row.cells.items()},
+            metric: {c: {"mean": cell.mean, "std": cell.std} for c, cell in row.cells.items()},
         }
         for row in summary.rows
     ]

@@ -112,7 +112,7 @@ class Split:
             (tensor([[-1.,  1.]]), tensor([1]))
         """
         x, y = self.raw(index)
-        return scaled(x), y
+        return scaled(x), widened(y)
 
     def stream(
         self, order: Iterable[Tensor | slice], seed: int = 0, per_pass: int = 0
@@ -155,6 +155,11 @@ class Split:
 def scaled(x: Tensor) -> Tensor:
     """Bring `uint8` to floats in [−1, 1]; floats are taken as they are."""
     return x.float().div_(127.5).sub_(1) if x.dtype == torch.uint8 else x
+
+
+def widened(y: Tensor) -> Tensor:
+    """Bring masks of `uint8` to the whole numbers that torch's losses take."""
+    return y.long() if y.dtype == torch.uint8 else y
 
 
 class AnySplit(Protocol):
@@ -468,23 +473,22 @@ def findings_in(federation: Federation) -> Iterator[Finding]:
 
 
 def _useless(federation: Federation) -> Iterator[str]:
-    """Name labels that nobody has, and numbers that never change: there is nothing to learn."""
+    """Name labels that nobody has, and numbers that never change: there is nothing to learn.
+
+    One client alone cannot tell, and stand-ins have no targets.
+    """
     known = [client.train.y for client in federation.clients if client.train.y is not None]
-    columns = [y for y in known if targets_of(y) in _COLUMNS]
-    if not columns or len({y.shape[1] for y in columns}) > 1:
+    whole = [y for y in known if targets_of(y) in _COLUMNS and len(y) and y.stride(0)]
+    if len(whole) < 2 or len({y.shape[1] for y in whole}) > 1:
         return
-    lows, highs = (
-        torch.stack([end(y.double(), dim=0) for y in columns if len(y)])
-        for end in (torch.amin, torch.amax)
+    low, high = (
+        torch.stack([end(y.double(), dim=0) for y in whole]) for end in (torch.amin, torch.amax)
     )
-    for name, low, high in zip(
-        federation.classes, lows.amin(dim=0), highs.amax(dim=0), strict=False
-    ):
-        if low == high:
-            what = {0.0: "no training sample has it", 1.0: "every training sample has it"}
-            said = f"it is {float(low):g} in every training sample"
+    for name, least, most in zip(federation.classes, low.amin(0), high.amax(0), strict=False):
+        if least == most:
+            said = f"it is {float(least) + 0:g} in every training sample"
             if federation.targets is Targets.LABELS:
-                said = what[float(low)]
+                said = f"{'every' if least else 'no'} training sample has it"
             yield f"target {name!r}: {said}, so there is nothing to learn; leave it out"
 
 

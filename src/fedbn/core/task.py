@@ -21,6 +21,7 @@ from fedbn.core.metric import ACCURACY, Metric
 from fedbn.errors import ConfigError, reason
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_LONGEST = 50  # signs of a metric's name
 
 
 def unchanged(outputs: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ class Task:
         targets: The kind of targets it learns from.
         loss: The mean loss of a batch, from outputs and targets.
         metrics: What is measured; the first decides.
-        keep: What is kept of outputs to measure and to predict by.
+        keep: Predictions: what is kept of outputs to measure and to predict by.
         probabilities: Outputs as probabilities; None where they are none.
         vote: Outputs and targets of groups, from those of their samples; None where groups are
             not scored.
@@ -158,6 +159,8 @@ def named_once(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
     for number, name in enumerate(names):
         if name in names[:number] or name in ("loss", "training_loss", "refused", "untrained"):
             raise ConfigError(f"task.metrics: {name!r} is taken; names of metrics must differ")
+        if not name.isprintable() or not 0 < len(name) <= _LONGEST:
+            raise ConfigError(f"task.metrics: {name!r}: legal are names of 1 to {_LONGEST} signs")
     return tuple(metrics)
 
 
@@ -166,6 +169,7 @@ CLASSIFICATION = Task(
     Targets.CLASS,
     functional.cross_entropy,
     (ACCURACY,),
+    keep=softmax,
     probabilities=softmax,
     vote=majority_vote,
 )

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedbn.core.federation import Augment, not_finite, scaled
+from fedbn.core.federation import Augment, not_finite, scaled, widened
 from fedbn.core.randomness import number
 from fedbn.errors import DataError, reason
 from fedbn.text import one_line
@@ -359,7 +359,7 @@ class LazySplit:
         """Read batches in an order; all of it is drawn first, so no draw depends on workers."""
         rows = [self._rows(index) for index in order]
         for x, y in self.loader.batches(rows, seed, per_pass):
-            yield scaled(x.to(self.device)), y.to(self.device)
+            yield scaled(x.to(self.device)), widened(y.to(self.device))
 
     def take(self, index: Tensor) -> LazySplit:
         """Keep some samples."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from fedbn import __version__
 from fedbn.core.engine import cores
-from fedbn.core.federation import Federation, blank_client
+from fedbn.core.federation import A_CLASS, Federation, blank_client
 from fedbn.errors import ConfigError, DamagedRun, DataError
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import Planner
@@ -37,6 +38,7 @@ def facts_of(federation: Federation) -> dict[str, Any]:
         "clients": [[client.name, client.domain] for client in federation.clients],
         "sizes": {c.name: [len(c.train), sum(map(len, c.tests.values()))] for c in clients},
         "dtype": str(clients[0].train.dtype).removeprefix("torch."),
+        "target": [federation.target[0], list(federation.target[1])],
         "range": [min(low for low, _ in extents), max(high for _, high in extents)],
         "remarks": list(federation.remarks),
         "stand_ins": list(federation.stand_ins),
@@ -60,9 +62,11 @@ def facts_for(recorded: Mapping[str, dict[str, Any]], setting: str) -> dict[str,
 def sketch(facts: Mapping[str, Any]) -> Federation:
     """Make a federation of the same clients, classes and shapes, with two blank samples each."""
     shape, dtype = facts["input_shape"], getattr(torch, facts["dtype"])
+    kind, size = facts.get("target") or A_CLASS
+    blank = partial(blank_client, input_shape=shape, dtype=dtype, target=(kind, tuple(size)))
     return Federation(
         facts["name"],
-        tuple(blank_client(str(n), str(d), shape, dtype=dtype) for n, d in facts["clients"]),
+        tuple(blank(str(name), str(domain)) for name, domain in facts["clients"]),
         tuple(facts["classes"]),
         tuple(facts["remarks"]),
         preparation=dict(facts["preparation"]),
@@ -105,9 +109,11 @@ def environment_of(
 
 def embedded_facts(todo: Sequence[Job], planner: Planner) -> dict[str, Any]:
     """Collect what is known where all data and all threads are in this process."""
+    plan = planner.plan(todo[0])
     return {
         "data": planner.fingerprint(),
-        "fast": chosen(planner.plan(todo[0])),
+        "fast": chosen(plan),
+        "task": plan.task.facts(),
         "inputs": facts_by_setting(
             {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
         ),

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from fedbn.core.engine import Round
 from fedbn.core.method import Method
+from fedbn.core.metric import ACCURACY, Metric
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import PATHS, checked, placed
 from fedbn.experiments.schema import Experiment
@@ -191,6 +192,7 @@ class Event:
         ahead: At the beginning: what is left of each job.
         beside: At the beginning: how many jobs run side by side.
         over: Whether a job was finished before this part of the run.
+        metric: What a round is judged by, in plain values.
         gave: All that a round gave, or the end of a job: in the process that ran it, no other.
     """
 
@@ -205,7 +207,13 @@ class Event:
     ahead: list[Ahead] = field(default_factory=list)
     beside: int = 1
     over: bool = False
+    metric: dict[str, Any] = field(default_factory=dict)
     gave: Round | None = None
+
+    @property
+    def judged_by(self) -> Metric:
+        """What a round is judged by."""
+        return Metric(**self.metric) if self.metric else ACCURACY
 
     def to_line(self) -> str:
         """Render for a pipe."""

@@ -18,8 +18,15 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import with_absolute_paths
 from fedbn.experiments.jobs import Job, axes
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
-from fedbn.experiments.sources import data_name, load_federation, model_builder, named_files
+from fedbn.experiments.sources import (
+    data_name,
+    load_federation,
+    model_builder,
+    named_files,
+    task_of,
+)
 from fedbn.fast.stacked_training import unbatchable
+from fedbn.tasks.making import TaskChoice
 
 _WORTH_STACKING = 10
 EngineName = Literal["plain", "batched"]
@@ -31,12 +38,14 @@ class Planner:
     Args:
         federation: Data given as an object, in place of what the configuration names.
         make_model: A function that makes the model, in place of what the configuration names.
+        task: What of the task was given as objects.
     """
 
     def __init__(
         self,
         federation: Federation | None = None,
         make_model: Callable[..., nn.Module] | None = None,
+        task: TaskChoice | None = None,
     ):
         self.warnings: list[str] = []
         self.settled: EngineName | None = None
@@ -45,6 +54,7 @@ class Planner:
         self._data: dict[str, Federation] = {}
         self._given = federation
         self._make_model = make_model
+        self._task = task
 
     @one_torch_thread()  # some ways to draw first weights depend on the threads
     def plan(self, job: Job) -> Plan:
@@ -69,7 +79,7 @@ class Planner:
                 f"training.min_clients = {experiment.training.min_clients}: "
                 f"{federation.name} has {len(federation.clients)} clients"
             )
-        plan = plan_of(job, federation, self._make_model)
+        plan = plan_of(job, federation, self._make_model, task=self._task)
         if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
             raise ConfigError(
                 f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
@@ -108,6 +118,7 @@ def plan_of(
     federation: Federation,
     make_model: Callable[..., nn.Module] | None = None,
     device: str | None = None,
+    task: TaskChoice | None = None,
 ) -> Plan:
     """Make and check a job's plan for data that is split into training and validation already.
 
@@ -116,6 +127,7 @@ def plan_of(
         federation: Whose data, or stand-ins for it.
         make_model: Makes the model, in place of what the configuration names.
         device: In place of the configuration's; who trains nothing needs no GPU.
+        task: What of the task was given as objects.
     """
     experiment, pooled = job.setting.experiment, job.method.pooled
     chosen = {} if device is None else {"device": device}
@@ -128,6 +140,7 @@ def plan_of(
         seed=job.seed,
         setting=job.setting.name,
         evaluate_every=experiment.evaluation.every,
+        task=task_of(experiment.task, federation, task),
     )
     plan.check(experiment.method.allow_no_batchnorm)
     return plan

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from fedbn import fast
 from fedbn.core.best_round import Validation, best_round, validation
 from fedbn.core.engine import EmbeddedEngine, Engine, Round, RoundCost, cores
+from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState
 from fedbn.errors import DamagedRun, Interrupted
@@ -73,10 +74,15 @@ class Run:
         """Who writes a job down."""
         if job.key not in self.writers:
             experiment = job.setting.experiment
-            best, every = experiment.evaluation.report == "best", experiment.checkpoint.every
-            place = self.folder.job(*job.key)
+            place, every = self.folder.job(*job.key), experiment.checkpoint.every
+            best = self._metric() if experiment.evaluation.report == "best" else None
             self.writers[job.key] = Writer(place, best, self.late_scores, Pace(every))
         return self.writers[job.key]
+
+    def _metric(self) -> Metric:
+        """What the run is judged by, where it has begun; rounds tell it too."""
+        begun = self.folder.config.exists()
+        return first_metric(self.folder.read_environment()) if begun else ACCURACY
 
     def save(self) -> None:
         """Put the last finished round of each job on disk, where it is not there yet."""
@@ -126,7 +132,7 @@ class Writer:
 
     Args:
         place: The job's folder.
-        keep_best: Whether the state of the best round is kept too.
+        best_by: What tells the best round, whose state is kept too; None to keep none.
         late_scores: Whether a round's scores come with the next one's answers.
         pace: When a checkpoint is due.
     """
@@ -134,13 +140,13 @@ class Writer:
     def __init__(
         self,
         place: Path,
-        keep_best: bool = False,
+        best_by: Metric | None = None,
         late_scores: bool = False,
         pace: Pace | None = None,
     ):
         self._place, self._late = place, late_scores
         self._metrics, self._costs = place / "metrics.jsonl", place / "rounds.jsonl"
-        self._best = keep_best
+        self._best = best_by
         self._scores: Validation = {}
         self._pace = pace or Pace()
         self._start: RunState | None = None
@@ -162,7 +168,9 @@ class Writer:
         if gave.records:
             lines = "".join(map(metrics.line, gave.records))
             metrics.append(self._metrics, lines.encode(), wait=event.kind == "done")
-        self._scores |= validation(event.records) if self._best else {}
+        if self._best:
+            self._best = event.judged_by
+            self._scores |= validation(event.records, self._best)
         if gave.cost is not None:
             metrics.append(self._costs, (json.dumps(asdict(gave.cost)) + "\n").encode())
         for name, content in gave.files.items():
@@ -223,7 +231,7 @@ class Writer:
         """Drop what a kill left beside the rounds that are done: it comes again."""
         metrics.keep_until(self._metrics, done)
         kept = self.records() if self._best or self._late else []
-        self._scores = validation(kept) if self._best else {}
+        self._scores = validation(kept, self._best) if self._best else {}
         checkpoints.forget_before(self._place, done, best=self._best_round)
         if self._late and not finished:  # the scores of the last round come again too
             metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
@@ -233,7 +241,7 @@ class Writer:
                 write_atomically(self._metrics, text.encode())
 
     def _best_round(self, until: int) -> int:
-        return best_round(self._scores, until)
+        return best_round(self._scores, until, self._best or ACCURACY)
 
 
 class Memory:
@@ -250,8 +258,9 @@ class Memory:
         if event.gave is None:
             return
         self.records += event.gave.records
-        self._scores |= validation(event.records)
-        if not self._best or best_round(self._scores) in (0, event.round):
+        metric = event.judged_by
+        self._scores |= validation(event.records, metric)
+        if not self._best or best_round(self._scores, metric=metric) in (0, event.round):
             self.state = event.gave.state
 
 
@@ -287,7 +296,9 @@ def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
     if job.setting.experiment.evaluation.report == "best":
         # At a site of a federation the best round is the one by all sites' scores.
         told = checkpoints.read_manifest(checkpoints.place_of(place, done)).get("best")
-        best = told or best_round(validation(metrics.read(place / "metrics.jsonl")), done) or done
+        metric = first_metric(folder.read_environment())
+        scores = validation(metrics.read(place / "metrics.jsonl"), metric)
+        best = told or best_round(scores, done, metric) or done
     if best != done:
         try:
             state = checkpoints.load(checkpoints.place_of(place, best), like)
@@ -301,19 +312,21 @@ def rounds_of(
 ) -> RunState:
     """Do a job's rounds from a state on, to its end."""
     state, rounds = start, engine.plan.training.rounds
+    metric = engine.plan.task.metrics[0].facts() if engine.plan.task.metrics else {}
     for text in engine.notes:
         tell(Event("note", key, text=text))
     try:
         while state.round < rounds:
             gave = engine.round(state)
             state = gave.state
-            _tell(Event("round", key, state.round, rounds, gave=gave), tell)
+            _tell(Event("round", key, state.round, rounds, metric=metric, gave=gave), tell)
             if stop() and state.round < rounds:
                 raise Interrupted(f"stopped after round {state.round} of {rounds}")
     except BaseException:
         tell(Event("stopped", key, state.round, rounds))
         raise
-    _tell(Event("done", key, state.round, rounds, gave=engine.finish(state)), tell)
+    last = engine.finish(state)
+    _tell(Event("done", key, state.round, rounds, metric=metric, gave=last), tell)
     return state
 
 
@@ -371,7 +384,7 @@ def prepare(experiment: Experiment, planner: Planner) -> list[Job]:
     for job in found:
         if job.key[:2] not in seen:
             seen.add(job.key[:2])
-            planner.plan(job)
+            planner.plan(job).check_metrics()
     planner.settle()
     return found
 

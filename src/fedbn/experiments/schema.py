@@ -154,6 +154,19 @@ class ModelSection(Section):
     weights: str | None = Field(None, description="a safetensors file to start from")
 
 
+class TaskSection(Section):
+    """`[task]`: what models learn; the data's targets decide unless it is named."""
+
+    name: str | None = Field(None, description="a registered task, or module:callable")
+    loss: str | None = Field(None, description="a loss by name, or module:callable")
+    metrics: list[str] | None = Field(
+        None, min_length=1, description="metrics by name, or module:callable; the first decides"
+    )
+    class_weights: Literal["balanced"] | list[float] | None = Field(
+        None, description="'balanced' by each client's own counts, or a number a class"
+    )
+
+
 class EvaluationSection(Section):
     """`[evaluation]`: when and on what clients are scored."""
 
@@ -162,7 +175,7 @@ class EvaluationSection(Section):
         0.0, ge=0, lt=1, description="share of training data held out for choosing"
     )
     report: Literal["last", "best"] = Field(
-        "last", description="show the last round, or the best one by validation accuracy"
+        "last", description="show the last round, or the best one on validation data"
     )
 
 
@@ -219,6 +232,7 @@ class Experiment(Section):
     method: MethodSection = MethodSection()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
     evaluation: EvaluationSection = EvaluationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     sweep: dict[str, Any] = Field({}, description="key = [values]: one setting a combination")

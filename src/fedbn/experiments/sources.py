@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 import fedbn.datasets
 from fedbn import registry
-from fedbn.core.federation import Federation
+from fedbn.core.federation import Federation, Targets
 from fedbn.core.packing import StateLayout
 from fedbn.core.state import entries, unwrap
+from fedbn.core.task import FITTING, Task
 from fedbn.core.user_code import contained
 from fedbn.data.checks import recognize
 from fedbn.data.partitions import dealt
 from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, reason, unknown
 from fedbn.experiments.configuration import explained
-from fedbn.experiments.schema import DataSection, ModelSection
+from fedbn.experiments.schema import DataSection, ModelSection, TaskSection
 from fedbn.models import suggested
+from fedbn.tasks.making import TaskChoice
 from fedbn.text import one_line
 
 _WRAPPERS = ("module.", "_orig_mod.")
@@ -114,6 +116,21 @@ def model_builder(
         return model
 
     return make
+
+
+def task_of(section: TaskSection, federation: Federation, own: TaskChoice | None = None) -> Task:
+    """Make the task: the one named, or the one that the data's targets are for.
+
+    Args:
+        section: Names the task, its loss and its metrics.
+        federation: Whose targets decide where nothing is named.
+        own: What was given as objects, in place of what is named.
+    """
+    fitting = FITTING.get(federation.targets or Targets.CLASS, "classification")
+    named = TaskChoice(
+        section.name or fitting, section.loss, section.metrics, section.class_weights, section.held
+    )
+    return (named if own is None else own.over(named)).make()
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

@@ -55,6 +55,8 @@ def differences(hello: Hello, first: Hello) -> str | None:
         )
     if hello.input_shape != first.input_shape:
         return f"samples of shape {hello.input_shape}, {first.input_shape} elsewhere"
+    if hello.target != first.target:
+        return f"targets of {hello.target}, {first.target} elsewhere"
     if hello.schema_hash != first.schema_hash:
         return (
             f"another model: {hello.schema_hash[:16]} there, {first.schema_hash[:16]} at "

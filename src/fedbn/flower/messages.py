@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load as from_bytes, save as to_bytes
 
 from fedbn import __version__
-from fedbn.core.federation import Client, Federation, blank_client
+from fedbn.core.federation import A_CLASS, Client, Federation, Target, blank_client
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.errors import ConfigError, FedbnError, ModelError
 from fedbn.experiments.configuration import checked
@@ -68,6 +68,9 @@ class Member(_Document):
     examples: int = Field(ge=2, le=10**9, strict=True)
 
 
+TargetType = Literal["bool", "uint8", "int64", "float32", "float64"]
+
+
 class Order(_Document):
     """What the server asks of a site.
 
@@ -87,6 +90,7 @@ class Order(_Document):
         weights: Of the file that the model starts from, its sha256; empty without one.
         classes: The federation's classes.
         input_shape: Shape of one sample.
+        target: Type and shape of one target.
         members: All sites, in the order in which everything is summed.
         scores: Whether to score the state that is sent.
         last: Whether the run ends with this message.
@@ -108,6 +112,7 @@ class Order(_Document):
     weights: Sha256 = ""
     classes: tuple[str, ...] = ()
     input_shape: tuple[int, ...] = ()
+    target: tuple[str, tuple[int, ...]] = A_CLASS
     members: tuple[Member, ...] = ()
     scores: bool = False
     last: bool = False
@@ -135,6 +140,7 @@ class Hello(_Document):
         experiment: What a person at the site approves, as a hash.
         classes: Of its data.
         input_shape: Of one of its samples.
+        target: Type and shape of one of its targets.
     """
 
     member: Member
@@ -145,6 +151,7 @@ class Hello(_Document):
     experiment: Sha256
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+    target: tuple[TargetType, tuple[int, ...]] = ("int64", ())
 
     @property
     def text(self) -> str:
@@ -369,13 +376,14 @@ def federation_of(
     members: Iterable[Member],
     classes: tuple[str, ...],
     input_shape: tuple[int, ...],
+    target: Target = A_CLASS,
     own: Client | None = None,
 ) -> Federation:
     """Make a federation of stand-ins, with one's own data where it is given."""
     clients = tuple(
         own
         if own is not None and member.name == own.name
-        else blank_client(member.name, member.domain, input_shape, member.examples)
+        else blank_client(member.name, member.domain, input_shape, member.examples, target=target)
         for member in members
     )
     return Federation("the sites' own data", clients, classes)

@@ -104,7 +104,8 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
         made = FlowerEngine(here, job, order, note)
         config = resolved(experiment, made.plan.federation)
         data = {name: member.model_dump() for name, member in made.members.items()}
-        found = environment_of(config, todo, Path.cwd(), data=data, engine="flower")
+        facts = {"data": data, "engine": "flower", "task": made.plan.task.facts()}
+        found = environment_of(config, todo, Path.cwd(), **facts)
         notes = same_run(service.folder, found, come_and_go=True)
         for text in [*notes, *remarks(made.plan)]:
             note(text)

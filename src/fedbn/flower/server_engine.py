@@ -112,13 +112,14 @@ class FlowerEngine:
         """Make the plan for the sites that are here now."""
         members = self._here.members()
         first = next(iter(self._here.hellos.values()))
-        federation = federation_of(members, first.classes, first.input_shape)
+        federation = federation_of(members, first.classes, first.input_shape, first.target)
         self.plan: Plan = plan_of(self._job, federation, device="cpu")
         self.members: dict[str, Member] = {member.name: member for member in members}
         self._order = self._hello.model_copy(
             update={
                 "classes": first.classes,
                 "input_shape": first.input_shape,
+                "target": first.target,
                 "members": members,
                 "schema_hash": schema_hash(entries(self.plan.initial_model)),
             }

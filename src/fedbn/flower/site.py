@@ -129,6 +129,7 @@ class Site:
             experiment=asked_by(order, plan).hash,
             classes=federation.classes,
             input_shape=federation.input_shape,
+            target=federation.target,
         )
 
     def _alone(self, order: Order) -> Federation:

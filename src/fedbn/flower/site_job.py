@@ -217,7 +217,7 @@ class Desk:
         names = [member.name for member in order.members]
         if own.name not in names:
             raise ConfigError(f"site {own.name} is not among the members of this run")
-        sites = federation_of(order.members, order.classes, order.input_shape, own)
+        sites = federation_of(order.members, order.classes, order.input_shape, order.target, own)
         self.plan = plan_of(job, sites)
         self._options = options
         device = self.plan.training.device

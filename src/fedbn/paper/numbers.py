@@ -17,7 +17,7 @@ from fedbn.experiments.jobs import named_jobs, settings
 from fedbn.experiments.schema import Experiment, ReproduceSection
 from fedbn.experiments.sources import load_federation
 from fedbn.paper.items import Request
-from fedbn.results.aggregate import ACCURACY, Cell, Curve, Key, Measure, Records, Scores, ScoreTable
+from fedbn.results.aggregate import Cell, Curve, Key, Measure, Records, Scores, ScoreTable
 from fedbn.runs.folder import RunFolder
 
 _FILE = Path(__file__).with_name("paper.toml")
@@ -138,7 +138,9 @@ class Study:
             for key in keys
         }
 
-    def curves(self, key: Key, column: str, label: str, measure: Measure = ACCURACY) -> list[Curve]:
+    def curves(
+        self, key: Key, column: str, label: str, measure: Measure | None = None
+    ) -> list[Curve]:
         """A method's curve over epochs, under a name; none where it was not measured."""
         epochs = self.epochs.get(key.setting, 1)
         return [curve.over(epochs, label) for curve in self.table.curves(column, measure, [key])]

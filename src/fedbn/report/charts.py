@@ -9,12 +9,13 @@ from functools import partial
 
 from markupsafe import Markup
 
+from fedbn.core.metric import PERCENT, Metric
 from fedbn.report import svg
-from fedbn.report.contents import Exchange
+from fedbn.report.contents import Exchange, gain_said
 from fedbn.report.svg import Scale
 from fedbn.results import BLUE, VERMILION, colours
 from fedbn.results.aggregate import Curve, Duel, Gain
-from fedbn.text import bytes_said, points_said
+from fedbn.text import bytes_said
 
 _WIDTH, _HEIGHT = 320.0, 214.0
 _BOX = (40.0, 30.0, 310.0, 176.0)  # left, top, right, bottom
@@ -79,13 +80,17 @@ class Upward:
         return found if len(found) <= 7 else [t for t in found if math.log10(t) % 1 == 0]
 
 
-def accuracy_axis(curves: Sequence[Curve]) -> Upward:
-    """One range for all panels, from ten to ten."""
+def score_axis(curves: Sequence[Curve], metric: Metric) -> Upward:
+    """One range for all panels; of a share, from ten to ten."""
     lows = [value for curve in curves for value in curve.band[0]]
     highs = [value for curve in curves for value in curve.band[1]]
+    if metric.unit != PERCENT:
+        low, high = min(lows, default=0.0), max(highs, default=1.0)
+        room = 0.05 * (high - low) or 0.5
+        return Upward(f"test {metric.words}", low - room, high + room)
     low = 10 * math.floor(max(0.0, min(lows, default=0.0)) / 10)
     high = 10 * math.ceil(min(100.0, max(highs, default=100.0)) / 10)
-    return Upward("test accuracy", low, max(high, low + 10))
+    return Upward(f"test {metric.words}", low, max(high, low + 10))
 
 
 def loss_axis(curves: Sequence[Curve]) -> Upward:
@@ -158,7 +163,7 @@ def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
 
 
 def _said(mean: float, std: float) -> str:
-    digits = 1 if mean >= 10 else 3
+    digits = 1 if abs(mean) >= 10 else 3
     return f"{mean:.{digits}f} ± {std:.{digits}f}" if std else f"{mean:.{digits}f}"
 
 
@@ -189,14 +194,14 @@ def bar_name(name: str, y: float, **style: object) -> Markup:
     return svg.label(BAR_START - 8, y + ROW / 2 + 4, name, "end", most=15, **style)
 
 
-def gain_bars(duel: Duel, gains: Sequence[Gain]) -> Markup:
+def gain_bars(duel: Duel, gains: Sequence[Gain], metric: Metric) -> Markup:
     """Draw a bar a client: the mean over seeds, a whisker of one std, a dot a seed."""
     rows = [*gains, *([duel.mean] if duel.mean else [])]
     title = f"Gain of {duel.new} over {duel.old}"
-    said = "; ".join(f"{g.client} {points_said(g.mean)}" for g in rows[:12])
-    drawn = [partial(_gain, gain, gain is duel.mean) for gain in rows]
-    spoken = f"{title}, in points of accuracy: {said}"
-    return bars(f"{title}, points of accuracy", spoken, _reach(rows), drawn, "+")
+    said = "; ".join(f"{g.client} {gain_said(g.mean, metric)}" for g in rows[:12])
+    drawn = [partial(_gain, gain, metric, gain is duel.mean) for gain in rows]
+    what = f"points of {metric.words}" if metric.unit == PERCENT else metric.title
+    return bars(f"{title}, {what}", f"{title}, in {what}: {said}", _reach(rows), drawn, "+")
 
 
 def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
@@ -206,7 +211,7 @@ def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
     return (low - room if low < 0 else 0.0), high + room
 
 
-def _gain(gain: Gain, whole: bool, y: float, across: Scale) -> Markup:
+def _gain(gain: Gain, metric: Metric, whole: bool, y: float, across: Scale) -> Markup:
     middle, zero, end = y + ROW / 2, across(0), across(gain.mean)
     colour = VERMILION if gain.mean >= 0 else BLUE
     box = {"x": min(zero, end), "width": max(abs(end - zero), 0.5), "y": y + 4, "rx": 2}
@@ -220,8 +225,8 @@ def _gain(gain: Gain, whole: bool, y: float, across: Scale) -> Markup:
     ]
     name = "mean of clients" if whole else gain.client
     style = {"class_": "strong"} if whole else {}
-    seeds = ", ".join(f"seed {s}: {points_said(v)}" for s, v in list(gain.by_seed.items())[:20])
-    tip = svg.tag("title", f"{name}: {points_said(gain.mean)} ({seeds})")
+    told = [f"seed {s}: {gain_said(v, metric)}" for s, v in list(gain.by_seed.items())[:20]]
+    tip = svg.tag("title", f"{name}: {gain_said(gain.mean, metric)} ({', '.join(told)})")
     shown = [whisker, *dots] if len(gain.by_seed) > 1 else []
     return svg.tag("g", tip, bar_name(name, y, **style), bar, *shown)
 

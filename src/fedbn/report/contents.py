@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedbn.core.metric import PERCENT, Metric, first_metric
 from fedbn.results.aggregate import (
-    ACCURACY,
     Curve,
     Duel,
     Measure,
@@ -23,6 +23,7 @@ from fedbn.results.aggregate import (
     duel,
     summarize,
 )
+from fedbn.text import points_said
 
 Array = NDArray[np.float64]
 
@@ -194,7 +195,12 @@ class Scores:
     @cached_property
     def table(self) -> ScoreTable:
         """The records as numbers."""
-        return ScoreTable.of(self.run.records)
+        return ScoreTable.of(self.run.records, self.metric)
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What the run is judged by."""
+        return first_metric(self.run.environment)
 
     @cached_property
     def summary(self) -> Summary:
@@ -207,7 +213,7 @@ class Scores:
         """The rows that can be drawn in one figure."""
         return self.summary.rows[:MOST_LABELS]
 
-    def curves(self, column: str, measure: Measure = ACCURACY) -> list[Curve]:
+    def curves(self, column: str, measure: Measure | None = None) -> list[Curve]:
         """A number over rounds, of a client or on average, a curve a row."""
         return self.table.curves(column, measure, [row.key for row in self.rows])
 
@@ -215,6 +221,11 @@ class Scores:
     def duel(self) -> Duel | None:
         """FedBN against FedAvg."""
         return duel(self.table, self.summary, self.report)
+
+
+def gain_said(gain: float, metric: Metric) -> str:
+    """Say a gain with its sign."""
+    return points_said(gain) if metric.unit == PERCENT else f"{gain:+.3g}".replace("-", "−")
 
 
 def value_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:

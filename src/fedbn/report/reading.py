@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedbn.core.federation import AnySplit, Client, all_targets
+from fedbn.core.federation import AnySplit, Client, Targets
 from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries
 from fedbn.data.survey import drawable
@@ -22,9 +22,9 @@ from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.text import spread
-from fedbn.trained.evaluation import Outcomes
+from fedbn.trained.evaluation import Outcomes, outcomes_of
 from fedbn.trained.opening import jobs_of, open_run
-from fedbn.trained.trained_run import Trained, probabilities
+from fedbn.trained.trained_run import Trained
 
 _MOST_MEASURED, _MOST_SCORED = 64, 12
 _DRAWN, _MISTAKES = 8, 4
@@ -122,11 +122,14 @@ def _scored(
     try:
         federation = trained.federation
         federation = federation.pooled() if trained.plan.method.pooled else federation
+        if federation.targets is not Targets.CLASS:
+            why = f"the task is {trained.plan.task.name}, where no class is taken for another"
+            missing |= {"confusions": why, "examples": why}
+            return (), ()
         pictures = len(federation.input_shape) == 3
         classes = federation.classes
         for client, domain, test in spread(list(_tests(federation.clients)), _MOST_SCORED):
-            chances = probabilities(trained.model(client.name), test)
-            made = Outcomes(chances, all_targets(test).cpu().numpy())
+            made = outcomes_of(trained, client.name, test)
             confusions.append(contents.Confusion(client.name, domain, made.confusion))
             if pictures and domain not in domains:
                 domains.add(domain)

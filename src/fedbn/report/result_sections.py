@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedbn.report.charts import accuracy_axis, gain_bars, legend, looks, loss_axis, panel
-from fedbn.report.contents import MOST_LABELS, RunContents, Scores
+from fedbn.core.metric import PERCENT
+from fedbn.report.charts import gain_bars, legend, looks, loss_axis, panel, score_axis
+from fedbn.report.contents import MOST_LABELS, RunContents, Scores, gain_said
 from fedbn.report.document import (
     Beside,
     Cell,
@@ -20,7 +21,7 @@ from fedbn.report.document import (
 )
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Row, Summary, reached
 from fedbn.results.comparison import changes
-from fedbn.text import bytes_said, counted, points_said, spread
+from fedbn.text import bytes_said, counted, spread
 
 _MOST_COLUMNS, _MOST_ROWS, _AT_AN_END = 9, 40, 10
 
@@ -30,16 +31,17 @@ def glance(scores: Scores) -> list[Part]:
     tiles = []
     ranked = [row for row in scores.summary.rows if MEAN in row.cells]
     if ranked:
-        best = max(ranked, key=lambda row: row.cells[MEAN].mean)
+        top = scores.metric.best(row.cells[MEAN].mean for row in ranked)
+        best = next(row for row in ranked if row.cells[MEAN].mean == top)
         detail = f"best of {counted(len(ranked), 'method')}, mean of clients"
-        tiles.append(Tile(f"{best.cells[MEAN]} %", f"test accuracy of {best.label}", detail))
+        value = f"{best.cells[MEAN]} {scores.metric.unit}".rstrip()
+        tiles.append(Tile(value, f"test {scores.metric.words} of {best.label}", detail))
     fight = scores.duel
     if fight and fight.mean:
         better = sum(gain.mean > 0 for gain in fight.gains)
         detail = f"better for {better:,} of {counted(len(fight.gains), 'client')}"
-        tiles.append(
-            Tile(f"{points_said(fight.mean.mean)} points", f"{fight.new} over {fight.old}", detail)
-        )
+        gain = f"{gain_said(fight.mean.mean, scores.metric)} {scores.metric.points}"
+        tiles.append(Tile(gain, f"{fight.new} over {fight.old}", detail))
         tiles += _speed(scores, fight)
     tiles += _kept(scores.run, fight.new if fight else None)
     return [Tiles(tuple(tiles))] if tiles else []
@@ -50,7 +52,7 @@ def _speed(scores: Scores, fight: Duel) -> list[Tile]:
     if fight.old not in curves or fight.new not in curves:
         return []
     old = curves[fight.old]
-    at = reached([curves[fight.new]], old.mean[-1])[fight.new]
+    at = reached([curves[fight.new]], old.mean[-1], scores.metric)[fight.new]
     if at is None or at > old.x[-1]:
         return []
     label = f"{fight.new} is where {fight.old} ends"
@@ -75,7 +77,9 @@ def results(scores: Scores) -> Section:
     when = "the round best on validation data" if scores.report == "best" else "the last round"
     if not any(row.cells for row in summary.rows):
         return Section("results", "Results", "", (remark("No client has been scored yet."),))
-    lead = f"Test accuracy in per cent at {when}, {over} {seeds}. The best is marked."
+    unit = {PERCENT: " in per cent", "": ""}.get(summary.metric.unit, f" in {summary.metric.unit}")
+    way = "" if summary.metric.higher else " (lower is better)"
+    lead = f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best is marked."
     parts = [*glance(scores), *_tables(summary), *map(Text, summary.remarks)]
     return Section("results", "Results", lead, tuple(parts))
 
@@ -90,11 +94,12 @@ def _tables(summary: Summary) -> list[Part]:
     columns, rows = summary.columns, summary.rows
     if len(columns) <= _MOST_COLUMNS:
         body = [[Cell(row.label), *(cell(row, c) for c in columns)] for row in rows]
-        return [table("Test accuracy, %", ["method", *columns], body)]
+        return [table(f"Test {summary.metric.title}", ["method", *columns], body)]
     names, said = _some_clients(summary)
     body = [[Cell(name), *(cell(row, name) for row in rows)] for name in (MEAN, *names)]
     header = ["client", *(row.label for row in rows)]
-    return [*([Text(said)] if said else []), table("Test accuracy, %", header, body)]
+    head = f"Test {summary.metric.title}"
+    return [*([Text(said)] if said else []), table(head, header, body)]
 
 
 def _some_clients(summary: Summary) -> tuple[list[str], str]:
@@ -109,7 +114,7 @@ def _some_clients(summary: Summary) -> tuple[list[str], str]:
     )
     said = (
         f"Of {len(names):,} clients, the {_AT_AN_END} with the lowest and the {_AT_AN_END} with "
-        f"the highest accuracy under {last.label}; metrics.jsonl has all."
+        f"the highest {summary.metric.words} under {last.label}; metrics.jsonl has all."
     )
     return [*ordered[:_AT_AN_END], *ordered[-_AT_AN_END:]], said
 
@@ -122,7 +127,7 @@ def learning(scores: Scores) -> Section:
     names = scores.table.columns
     curves = {name: scores.curves(name) for name in (MEAN, *spread(names, _MOST_PANELS))}
     curves = {name: found for name, found in curves.items() if found}
-    axis = accuracy_axis([curve for found in curves.values() for curve in found])
+    axis = score_axis([curve for found in curves.values() for curve in found], scores.metric)
     look = looks([row.label for row in scores.rows])
     panels = tuple(
         panel("Mean of clients" if name == MEAN else name, found, look, axis)
@@ -134,8 +139,8 @@ def learning(scores: Scores) -> Section:
     if len(scores.summary.rows) > len(scores.rows):
         parts.append(Text(f"The first {MOST_LABELS} of {len(scores.summary.rows)} rows are drawn."))
     lead = (
-        "Test accuracy (%) after every scored round: the mean over seeds, shaded ± one standard "
-        "deviation. Point at a round for its numbers."
+        f"Test {scores.metric.title} after every scored round: the mean over seeds, shaded ± one "
+        "standard deviation. Point at a round for its numbers."
     )
     return Section("learning", "Learning curves", lead, tuple(parts) or (_unscored(),))
 
@@ -148,13 +153,17 @@ def gains(scores: Scores) -> Section:
         return Section("gain", "Gain by client", "", (remark(text),))
     kept = _some_gains(fight.gains)
     seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
-    lead = f"Accuracy with {fight.new} minus accuracy with {fight.old}, client by client."
+    metric = scores.metric
+    first, second = (fight.new, fight.old) if metric.higher else (fight.old, fight.new)
+    words = metric.words
+    lead = f"{words.capitalize()} with {first} minus {words} with {second}, client by client."
     if seeds > 1:
         lead += " A circle is one seed, the line ± one standard deviation over seeds."
-    rows = [[g.client, points_said(g.mean), _std(g)] for g in [*kept, *_mean(fight)]]
-    header = ["client", "gain, points", "std"]
+    said = [(g, gain_said(g.mean, metric)) for g in [*kept, *_mean(fight)]]
+    rows = [[g.client, gain, _std(g, metric.form)] for g, gain in said]
+    header = ["client", f"gain, {metric.points}", "std"]
     numbers = table("In numbers", header, rows)
-    parts: list[Part] = [Beside((Figures((gain_bars(fight, kept),)), numbers))]
+    parts: list[Part] = [Beside((Figures((gain_bars(fight, kept, metric),)), numbers))]
     if len(kept) < len(fight.gains):
         half = _MOST_BARS // 2
         text = f"Of {len(fight.gains):,} clients, the {half} that gain least and the {half} most."
@@ -173,12 +182,12 @@ def _mean(fight: Duel) -> list[Gain]:
     return [Gain("mean of clients", fight.mean.by_seed)] if fight.mean else []
 
 
-def _std(gain: Gain) -> str:
-    return f"{gain.std:.1f}" if len(gain.by_seed) > 1 else "–"
+def _std(gain: Gain, form: str) -> str:
+    return f"{gain.std:{form}}" if len(gain.by_seed) > 1 else "–"
 
 
 def convergence(scores: Scores) -> Section:
-    """How fast methods learn: the training loss, and rounds until accuracies."""
+    """How fast methods learn: the training loss, and rounds until scores."""
     panels, look = [], looks([row.label for row in scores.rows])
     for number, name in ((LOSS, "after the round"), (LOSS_SEEN, "while training")):
         if curves := scores.curves(MEAN, number):
@@ -197,7 +206,7 @@ def convergence(scores: Scores) -> Section:
 
 def _rounds_until(scores: Scores) -> list[Part]:
     curves = scores.curves(MEAN)
-    if not curves:
+    if not curves or scores.metric.unit != PERCENT:
         return []
     top = max(max(curve.mean) for curve in curves)
     levels = [level for level in (50, 60, 70, 80, 85, 90, 95, 98, 99) if level <= top][-5:]
@@ -206,7 +215,7 @@ def _rounds_until(scores: Scores) -> list[Part]:
     found = [reached(curves, level) for level in levels]
     rows = [[c.label, *(_or_dash(at[c.label]) for at in found)] for c in curves]
     header = ["method", *(f"{level} %" for level in levels)]
-    return [table("First round at a mean test accuracy of", header, rows)]
+    return [table(f"First round at a mean test {scores.metric.words} of", header, rows)]
 
 
 def _or_dash(round: int | None) -> str:
@@ -221,39 +230,46 @@ _MOST_KEYS, _MOST_COMPARED = 60, 12
 
 
 def comparison(names: Sequence[str], runs: Sequence[Scores]) -> Section:
-    """Compare runs: mean accuracy by method, its curves, and the settings that differ."""
+    """Compare runs: mean scores by method, their curves, and the settings that differ."""
     labels = list(dict.fromkeys(row.label for run in runs for row in run.summary.rows))
-    parts: list[Part] = [_accuracy(names, runs, labels), *_curves(names, runs)]
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    parts: list[Part] = []
+    for metric in metrics:  # what is judged by different metrics stands in different tables
+        own = [(n, r) for n, r in zip(names, runs, strict=True) if r.metric == metric]
+        parts.append(_means(own, labels))
+        parts += _curves(own)
     parts += _differences(names, runs)
+    titles = " and ".join(metric.title for metric in metrics)
     lead = (
-        "Mean test accuracy of the clients, in per cent. Whether a difference is more than noise, "
+        f"Mean test {titles} of the clients. Whether a difference is more than noise, "
         "fedbn compare tells, two runs at a time."
     )
     return Section("comparison", "The runs side by side", lead, tuple(parts))
 
 
-def _accuracy(names: Sequence[str], runs: Sequence[Scores], labels: Sequence[str]) -> Part:
-    means = [{row.label: row.cells.get(MEAN) for row in run.summary.rows} for run in runs]
+def _means(runs: Sequence[tuple[str, Scores]], labels: Sequence[str]) -> Part:
+    metric = runs[0][1].metric
+    means = [{row.label: row.cells.get(MEAN) for row in run.summary.rows} for _, run in runs]
     rows = []
-    for name, run, found in zip(names, runs, means, strict=True):
+    for (name, run), found in zip(runs, means, strict=True):
         cells = []
         for label in labels:
             cell = found.get(label)
             known = [m[label].mean for m in means if m.get(label)]  # type: ignore[union-attr]
-            best = cell is not None and cell.mean == max(known) and len(runs) > 1
+            best = cell is not None and cell.mean == metric.best(known) and len(runs) > 1
             cells.append(Cell("–" if cell is None else str(cell), best))
         facts = str(len(run.summary.seeds)), str(run.table.rounds)
         rows.append([Cell(name), *map(Cell, facts), *cells])
-    return table("Mean test accuracy, %", ["run", "seeds", "rounds", *labels], rows)
+    return table(f"Mean test {metric.title}", ["run", "seeds", "rounds", *labels], rows)
 
 
-def _curves(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:
-    means = ((name, run.curves(MEAN)) for name, run in zip(names, runs, strict=True))
+def _curves(runs: Sequence[tuple[str, Scores]]) -> list[Part]:
+    means = ((name, run.curves(MEAN)) for name, run in runs)
     drawn = [(name, curves) for name, curves in means if curves][:_MOST_COMPARED]
     if not drawn:
         return []
     look = looks(list(dict.fromkeys(curve.label for _, curves in drawn for curve in curves)))
-    axis = accuracy_axis([curve for _, curves in drawn for curve in curves])
+    axis = score_axis([curve for _, curves in drawn for curve in curves], runs[0][1].metric)
     panels = tuple(panel(name, curves, look, axis) for name, curves in drawn)
     return [Figures(panels, legend(look))]
 

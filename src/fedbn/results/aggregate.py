@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from fedbn.core.best_round import Validation, best_round, validation
+from fedbn.core.metric import ACCURACY, Metric
 
 Records = Sequence[Mapping[str, Any]]
 Report = Literal["last", "best"]
@@ -27,10 +28,8 @@ class Measure(NamedTuple):
     metric: str
 
 
-ACCURACY = Measure("test", "accuracy")
 LOSS = Measure("train", "loss")
 LOSS_SEEN = Measure("train", "training_loss")
-_SCALE = {"accuracy": 100}  # shown in per cent
 
 
 class Key(NamedTuple):
@@ -57,9 +56,10 @@ class Cell:
     mean: float
     std: float | None
     seeds: int
+    form: str = ".1f"
 
     @classmethod
-    def of(cls, values: Collection[float]) -> Cell:
+    def of(cls, values: Collection[float], form: str = ".1f") -> Cell:
         """Take the mean and the sample deviation of one value a seed.
 
         Examples:
@@ -67,7 +67,7 @@ class Cell:
             ('60.0 ± 14.1', '50.0')
         """
         std = statistics.stdev(values) if len(values) > 1 else None
-        return cls(statistics.fmean(values), std, len(values))
+        return cls(statistics.fmean(values), std, len(values), form)
 
     @property
     def spread(self) -> float:
@@ -75,7 +75,8 @@ class Cell:
         return self.std or 0.0
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f} ± {self.std:.1f}"
+        mean = f"{self.mean:{self.form}}"
+        return mean if self.std is None else f"{mean} ± {self.std:{self.form}}"
 
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -90,16 +91,18 @@ class History:
 
     Attributes:
         columns: By split, those that have a value in a whole round.
-        numbers: What was measured, accuracies in per cent.
-        validation: The clients' validation accuracies, which choose the best round.
+        numbers: What was measured, the run's own metric in its unit.
+        validation: What clients come to on validation data, which chooses the best round.
+        metric: What the run is judged by.
     """
 
     columns: Mapping[str, frozenset[str]]
     numbers: Mapping[Measure, ByRound]
     validation: Validation
+    metric: Metric = ACCURACY
 
     @classmethod
-    def of(cls, records: Records) -> History:
+    def of(cls, records: Records, metric: Metric = ACCURACY) -> History:
         """Read the records of one job."""
         clients = frozenset(r["client"] for r in records) - {_POOLED}
         pooled: dict[str, set[str]] = defaultdict(set)
@@ -111,10 +114,10 @@ class History:
                 found[Measure(r["split"], r["metric"])][r["round"]][_column(r)] = r["value"]
         columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
         numbers = {
-            measure: _averaged(by_round, _expected(measure, columns), _SCALE.get(measure.metric, 1))
+            measure: _averaged(by_round, _expected(measure, columns), _scale(measure, metric))
             for measure, by_round in found.items()
         }
-        return cls(columns, numbers, validation(records))
+        return cls(columns, numbers, validation(records, metric), metric)
 
     def by_domain(self, domains: Mapping[str, str]) -> History:
         """The same with a column a domain, the mean of its clients."""
@@ -129,16 +132,18 @@ class History:
         return replace(self, columns=columns, numbers=numbers)
 
     def shown(self, report: Report) -> Mapping[str, float]:
-        """Test accuracy at the round that is reported: the last, or the best by validation."""
-        found = self.numbers.get(ACCURACY, {})
-        round = best_round(self.validation) if report == "best" else max(found, default=0)
-        return found.get(round, {})
+        """The metric on test data at the round reported: the last, or the best by validation."""
+        found = self.numbers.get(Measure("test", self.metric.name), {})
+        return found.get(self._round(report, found), {})
 
     def valid(self, report: Report) -> float:
-        """The mean validation accuracy at that round."""
-        rounds = self.validation
-        round = best_round(rounds) if report == "best" else max(rounds, default=0)
-        return statistics.fmean(rounds.get(round, [0.0]))
+        """Its mean on validation data at that round."""
+        return statistics.fmean(self.validation.get(self._round(report, self.validation), [0.0]))
+
+    def _round(self, report: Report, found: Collection[int]) -> int:
+        if report == "best":
+            return best_round(self.validation, metric=self.metric)
+        return max(found, default=0)
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,7 @@ class ScoreTable:
         rounds: The last round that a record tells of.
         domains: Of each column.
         histories: By method and setting, by seed.
+        metric: What the run is judged by.
     """
 
     columns: tuple[str, ...]
@@ -158,14 +164,15 @@ class ScoreTable:
     rounds: int
     domains: Mapping[str, str]
     histories: Mapping[Key, Mapping[int, History]]
+    metric: Metric = ACCURACY
 
     @classmethod
-    def of(cls, records: Records) -> ScoreTable:
+    def of(cls, records: Records, metric: Metric = ACCURACY) -> ScoreTable:
         """Read records once."""
         jobs: dict[Key, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
         for r in records:
             jobs[Key(r["method"], r["setting"])][r["seed"]].append(r)
-        tests = [r for r in records if r["split"] == ACCURACY.split]
+        tests = [r for r in records if r["split"] == "test"]
         clients = dict.fromkeys(r["client"] for r in tests if r["client"] == _column(r))
         return cls(
             columns=tuple(clients or dict.fromkeys(map(_column, tests))),
@@ -173,9 +180,10 @@ class ScoreTable:
             rounds=max((r["round"] for r in records), default=0),
             domains={_column(r): r["domain"] for r in [*records, *tests]},
             histories={
-                key: {seed: History.of(own) for seed, own in seeds.items()}
+                key: {seed: History.of(own, metric) for seed, own in seeds.items()}
                 for key, seeds in jobs.items()
             },
+            metric=metric,
         )
 
     def by_domain(self) -> ScoreTable:
@@ -188,10 +196,10 @@ class ScoreTable:
         return replace(self, columns=columns, histories=histories)
 
     def scores(self, report: Report = "last") -> dict[Key, Scores]:
-        """Test accuracy in per cent of each method and setting.
+        """The metric on test data, in its unit, of each method and setting.
 
         Args:
-            report: At the last round, or at the one with the best mean validation accuracy.
+            report: At the last round, or at the one with the best mean on validation data.
         """
         found: dict[Key, Scores] = {}
         for key, seeds in self.histories.items():
@@ -203,9 +211,16 @@ class ScoreTable:
         return found
 
     def curves(
-        self, column: str, measure: Measure = ACCURACY, keys: Iterable[Key] | None = None
+        self, column: str, measure: Measure | None = None, keys: Iterable[Key] | None = None
     ) -> list[Curve]:
-        """A number over rounds in one column, or on average: a curve a method and setting."""
+        """A number over rounds in one column, or on average: a curve a method and setting.
+
+        Args:
+            column: Which, or `mean`.
+            measure: What; the run's own metric on test data unless given.
+            keys: Which methods and settings; all unless given.
+        """
+        measure = measure or Measure("test", self.metric.name)
         chosen = self.histories if keys is None else keys
         found = {key: self._values(key, column, measure) for key in chosen}
         return [_curve(key.label, by_round) for key, by_round in found.items() if by_round]
@@ -219,14 +234,22 @@ class ScoreTable:
         return found
 
 
-def of_round(records: Records, measure: Measure) -> dict[str, float]:
-    """What a measure came to in the records of one round, accuracies in per cent."""
-    scale = _SCALE.get(measure.metric, 1)
+def of_round(records: Records, measure: Measure, scale: float = 1) -> dict[str, float]:
+    """What a measure came to in the records of one round."""
     return {
         _column(r): scale * r["value"]
         for r in records
         if (r["split"], r["metric"]) == measure and r["value"] is not None
     }
+
+
+def scores_of_round(records: Records, metric: Metric) -> dict[str, float]:
+    """What a run's metric came to on test data in the records of one round, in its unit."""
+    return of_round(records, Measure("test", metric.name), metric.scale)
+
+
+def _scale(measure: Measure, metric: Metric) -> int:
+    return metric.scale if measure.metric == metric.name else 1
 
 
 def _column(record: Mapping[str, Any]) -> str:
@@ -286,37 +309,39 @@ class Summary:
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
     remarks: tuple[str, ...] = ()
+    metric: Metric = ACCURACY
 
     @property
     def best(self) -> dict[str, float]:
-        """The highest mean of each column that has one."""
+        """The best mean of each column that has one."""
         means: dict[str, list[float]] = defaultdict(list)
         for name, cell in (item for row in self.rows for item in row.cells.items()):
             means[name].append(cell.mean)
-        return {name: max(values) for name, values in means.items()}
+        return {name: self.metric.best(values) for name, values in means.items()}
 
 
 def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool = False) -> Summary:
-    """Summarise test accuracy.
+    """Summarise what methods come to on test data.
 
     Args:
         table: The run's numbers.
-        report: The last round, or the one with the best mean validation accuracy.
+        report: The last round, or the one with the best mean on validation data.
         choose_setting: Keep, of each method, the setting best on validation data (a mu by grid).
     """
     scores = table.scores(report)
     kept, remarks = [key for key, own in scores.items() if own], list[str]()
     if choose_setting:
         kept, remarks = _choose(table, kept, report)
+    form = table.metric.form
     rows = tuple(
-        Row(*key, {name: Cell.of(seeds.values()) for name, seeds in scores[key].items()})
+        Row(*key, {name: Cell.of(seeds.values(), form) for name, seeds in scores[key].items()})
         for key in kept
     )
-    return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks))
+    return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks), table.metric)
 
 
 def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[list[Key], list[str]]:
-    """Of each method, the setting with the highest validation accuracy over all seeds."""
+    """Of each method, the setting that is best on validation data over all seeds."""
     scores = {
         key: statistics.fmean(one.valid(report) for one in table.histories[key].values())
         for key in keys
@@ -324,7 +349,7 @@ def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[lis
     kept, remarks = [], []
     for method in dict.fromkeys(key.method for key in keys):
         own = [key for key in keys if key.method == method]
-        kept.append(best := max(own, key=lambda key: scores[key]))
+        kept.append(best := max(own, key=lambda key: table.metric.gain(scores[key], 0.0)))
         if len(own) > 1:
             settings = ", ".join(key.setting for key in own)
             remarks.append(f"{method}: {best.setting} chosen on validation data from {settings}")
@@ -357,22 +382,26 @@ def _curve(label: str, by_round: Mapping[int, Sequence[float]]) -> Curve:
     return Curve(label, tuple(rounds), tuple(c.mean for c in cells), tuple(c.spread for c in cells))
 
 
-def reached(curves: Iterable[Curve], target: float) -> dict[str, int | None]:
-    """The first round at which each curve is at a target; None where it never is.
+def reached(
+    curves: Iterable[Curve], target: float, metric: Metric = ACCURACY
+) -> dict[str, int | None]:
+    """The first round at which each curve is at a target, or better; None where it never is.
 
     Examples:
         >>> reached([Curve("fedbn", (1, 2), (50.0, 90.0), (0, 0))], 80)
         {'fedbn': 2}
     """
     return {
-        c.label: next((r for r, m in zip(c.x, c.mean, strict=True) if m >= target), None)
+        c.label: next(
+            (r for r, m in zip(c.x, c.mean, strict=True) if metric.gain(m, target) >= 0), None
+        )
         for c in curves
     }
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better a client fares with one method than with another, seed by seed, in points."""
+    """How much better a client fares with one method than with another, seed by seed."""
 
     client: str
     by_seed: Mapping[int, float]
@@ -398,12 +427,13 @@ class Duel:
     mean: Gain | None
 
 
-def gains(new: Scores, old: Scores) -> dict[str, Gain]:
+def gains(new: Scores, old: Scores, *, metric: Metric = ACCURACY) -> dict[str, Gain]:
     """What one method gains over another in each column, for the seeds that both have."""
     found = {}
     for name in (name for name in new if name in old):
         both = [seed for seed in new[name] if seed in old[name]]
-        found[name] = Gain(name, {seed: new[name][seed] - old[name][seed] for seed in both})
+        by_seed = {seed: metric.gain(new[name][seed], old[name][seed]) for seed in both}
+        found[name] = Gain(name, by_seed)
     return {name: gain for name, gain in found.items() if gain.by_seed}
 
 
@@ -413,7 +443,7 @@ def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel |
     if new is None or old is None:
         return None
     scores = table.scores(report)
-    known = gains(scores[new.key], scores[old.key])
+    known = gains(scores[new.key], scores[old.key], metric=table.metric)
     mean = known.get(MEAN)
     found = tuple(known[name] for name in summary.columns if name in known and name != MEAN)
     return Duel(new.label, old.label, found, mean) if found else None

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.errors import ConfigError, unknown
 from fedbn.results.aggregate import MEAN, Key, Records, Report, ScoreTable, summarize
 from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
@@ -93,7 +94,12 @@ class Side:
     @cached_property
     def table(self) -> ScoreTable:
         """The records as numbers."""
-        return ScoreTable.of(self.records)
+        return ScoreTable.of(self.records, self.metric)
+
+    @property
+    def metric(self) -> Metric:
+        """What the run is judged by."""
+        return first_metric(self.environment)
 
     @cached_property
     def scores(self) -> dict[Key, Repeated]:
@@ -108,7 +114,7 @@ class Side:
                 values = own.setdefault(column, {})
                 values |= {Repetition(split, seed): value for seed, value in seeds.items()}
         if not any(found.values()):
-            raise ConfigError(f"{self.name}: no test accuracy yet; nothing to compare")
+            raise ConfigError(f"{self.name}: no test {self.metric.words} yet; nothing to compare")
         return found
 
     def overlap(self, client: str) -> float:
@@ -140,7 +146,7 @@ def _without_split(setting: str) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One client, or the mean of all, on both sides: mean accuracies and the test."""
+    """One client, or the mean of all, on both sides: means over seeds and the test."""
 
     client: str
     a: float
@@ -182,10 +188,11 @@ class Comparison:
     pairs: tuple[Pair, ...]
     family: tuple[int, int]
     remarks: tuple[str, ...]
+    metric: Metric = ACCURACY
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "metric": self.metric.facts()}
 
 
 @dataclass(frozen=True)
@@ -232,6 +239,9 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
     Raises:
         ConfigError: There is no method, client or seed that both sides have.
     """
+    if a.metric != b.metric:
+        titles = f"{a.name} is judged by {a.metric.title}, {b.name} by {b.metric.title}"
+        raise ConfigError(f"{titles}: nothing to compare")
     found = _within(a, methods) if a is b else _between(a, b, methods)
     clients = sum(len(set(match.columns) - {MEAN}) for match in found)
     family = clients, len(found)
@@ -244,6 +254,7 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
         pairs=tuple(pairs),
         family=family,
         remarks=tuple(dict.fromkeys([*_remarks(a, b), *_doubts(pairs)])),
+        metric=a.metric,
     )
 
 
@@ -309,10 +320,16 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
         overlap = match.a.overlap(column) if _splits(match) else 0.0
         test = paired([y - x for x, y in both], family[column == MEAN], overlap)
         a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
-        lines.append(Line(column, a, b, test, test.verdict))
+        verdict = test.verdict if match.a.metric.higher else _turned(test.verdict)
+        lines.append(Line(column, a, b, test, verdict))
     repetitions = tuple(dict.fromkeys(r for c in match.columns for r in match.gaps(c)))
     axis = "split" if _splits(match) else "seed"
     return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
+
+
+def _turned(verdict: str) -> str:
+    """What a difference means where less is better."""
+    return {"better": "worse", "worse": "better"}.get(verdict, verdict)
 
 
 def _splits(match: _Match) -> bool:
@@ -341,15 +358,18 @@ def _both(a: Side, b: Side, has_a: Iterable[Any], has_b: Iterable[Any]) -> str:
     return f"{a.name} has {words[0]}; {b.name} has {words[1]}"
 
 
-SCORES = ("method", "client", "A, %", "B, %", "B − A", "95 % interval", "p", "detectable",
-          "verdict on B")  # fmt: skip
+def score_titles(metric: Metric) -> tuple[str, ...]:
+    """The titles of the columns of `score_rows`."""
+    sides = [f"{side}, {metric.unit}" if metric.unit else side for side in "AB"]
+    tests = ("B − A", "95 % interval", "p", "detectable", "verdict on B")
+    return ("method", "client", *sides, *tests)
 
 
-def score_rows(pair: Pair) -> Iterator[tuple[str, ...]]:
+def score_rows(pair: Pair, metric: Metric) -> Iterator[tuple[str, ...]]:
     """The cells of a pair's lines; the method is named once."""
     label = pair.b if pair.a == pair.b else f"{pair.a} → {pair.b}"
     for line in pair.lines:
-        yield (label, *_cells(line))
+        yield (label, *_cells(line, metric.form))
         label = ""
 
 
@@ -362,8 +382,9 @@ def markdown(found: Comparison) -> str:
     ):
         if some:
             parts.append(f"## {title}\n\n{_changes(some)}")
-    rows = [row for pair in found.pairs for row in score_rows(pair)]
-    parts.append(f"## Test accuracy\n\n{table(SCORES, rows)}")
+    rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
+    titles = score_titles(found.metric)
+    parts.append(f"## Test {found.metric.words}\n\n{table(titles, rows)}")
     parts.append(harmless(explanation(found)))
     parts += [f"- {harmless(text)}" for text in found.remarks]
     return "\n\n".join(parts) + "\n"
@@ -393,15 +414,17 @@ def _changes(some: tuple[Change, ...]) -> str:
     return table(("key", "A", "B"), (change.words for change in some))
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: Line, form: str) -> tuple[str, ...]:
     low, high = line.test.low, line.test.high
-    interval = "–" if low is None or high is None else f"{_signed(low)} to {_signed(high)}"
+    interval = "–"
+    if low is not None and high is not None:
+        interval = f"{_signed(low, form)} to {_signed(high, form)}"
     p = line.test.p
     shown = "–" if p is None else f"{p:.2g}" if p >= 0.001 else "< 0.001"
-    least = "–" if line.test.detectable is None else f"{line.test.detectable:.1f}"
-    means = f"{line.a:.1f}", f"{line.b:.1f}", _signed(line.test.difference)
+    least = "–" if line.test.detectable is None else f"{line.test.detectable:{form}}"
+    means = f"{line.a:{form}}", f"{line.b:{form}}", _signed(line.test.difference, form)
     return line.client, *means, interval, shown, least, line.verdict
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+def _signed(value: float, form: str) -> str:
+    return f"{value:+{form}}".replace("-", "−")

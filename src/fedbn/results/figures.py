@@ -179,7 +179,7 @@ def draw_curves(table: ScoreTable, file: Path) -> None:
     if mean := table.curves(MEAN):
         drawn[_MEAN] = mean
     with styled():
-        figure = _curves(drawn, "round", "test accuracy (%)", sharey=True)
+        figure = _curves(drawn, "round", f"test {table.metric.title}", sharey=True)
         if len(chosen) < len(table.columns):
             some = f"{len(chosen)} of {len(table.columns):,} clients, the worst first"
             figure.legends[0].set_title(f"{some}, and the mean of all")
@@ -195,7 +195,7 @@ def _chosen(table: ScoreTable) -> list[str]:
     def end(name: str) -> float:
         return statistics.fmean([v for own in scores for v in own.get(name, {}).values()] or [0.0])
 
-    return spread(sorted(table.columns, key=end), _MOST)
+    return spread(sorted(table.columns, key=end, reverse=not table.metric.higher), _MOST)
 
 
 def draw_curves_over_epochs(

@@ -133,11 +133,27 @@ class _Inputs(_Part):
     clients: list[tuple[str, str]] = Field(min_length=1)
     dtype: Literal["uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
     input_shape: Annotated[list[Annotated[int, Field(ge=1)]], AfterValidator(_of_sane_size)]
+    target: tuple[
+        Literal["bool", "uint8", "int64", "float32", "float64"],
+        Annotated[list[Annotated[int, Field(ge=1)]], AfterValidator(_of_sane_size)],
+    ] = ("int64", [])
     preparation: _Preparation
     range: tuple[float, float]
     remarks: list[str]
     sizes: dict[str, tuple[int, int]] = {}
     stand_ins: list[str] = []
+
+
+class _Metric(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+    higher: bool
+    unit: str = ""
+
+
+class _Task(_Part):
+    name: str
+    metrics: list[_Metric] = Field(min_length=1)
 
 
 class Environment(_Part):
@@ -147,6 +163,7 @@ class Environment(_Part):
     data: dict[str, Any]
     directory: str = Field(".", pattern=r"^[^\x00]*$")
     inputs: dict[str, _Inputs] = {}
+    task: _Task | None = None
     threads: dict[str, Any] = {}
     versions: dict[str, str] = {}
     weights: dict[str, str] = {}

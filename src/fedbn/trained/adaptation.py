@@ -23,15 +23,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-import torch
-
 from fedbn.core.bn_statistics import CHUNK
 from fedbn.core.engine import one_torch_thread
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import Client, Split, blank_targets
+from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.randomness import divided as in_two, generator, number, seeded
 from fedbn.core.rounds import ClientWork, local_train
 from fedbn.core.state import Kind, State, entries
-from fedbn.data.arrays import labels_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
 from fedbn.runs.checkpoints import digest
@@ -48,7 +46,7 @@ from fedbn.trained.local_parts import (
     check_site,
     write,
 )
-from fedbn.trained.trained_run import Trained, probabilities, samples_of
+from fedbn.trained.trained_run import Trained, samples_of
 
 How = Literal["average", "reestimate", "finetune"]
 HOWS: tuple[str, ...] = get_args(How)
@@ -173,9 +171,8 @@ def split_of(trained: Trained, x: Any, y: Any = None) -> Split:
     """Check samples, and labels where there are some, against the run."""
     samples = samples_of(x, trained.inputs)
     if y is None:
-        return Split(samples, torch.zeros(len(samples), dtype=torch.int64))
-    labels = labels_of(y, len(samples), trained.plan.federation.classes)
-    return Split(samples, torch.from_numpy(labels))
+        return Split(samples, blank_targets(trained.plan.federation.target, len(samples)))
+    return Split(samples, trained.targets_of(y, len(samples)))
 
 
 def options_of(**options: Any) -> Options:
@@ -259,10 +256,10 @@ _HALF = 0.5
 
 @dataclass(frozen=True)
 class Compared:
-    """One way's accuracy with its interval, or why it has none."""
+    """What one way comes to, with its interval, or why it has no score."""
 
     how: str
-    accuracy: Value | None
+    score: Value | None
     reason: str = ""
 
 
@@ -303,18 +300,20 @@ def compare(
         nearest = made.distances.nearest
         held = HeldSite(site, made.own, {})
         with_site = replace(trained, adapted={**trained.adapted, site: held})
-        yield Compared(how, _accuracy(with_site, site, test))
+        yield Compared(how, _score(with_site, site, test))
     yield _joined(trained, Client(site, site, data, {site: test}), test, rounds)
     if nearest is not None and nearest in trained.state.local:
-        yield Compared(f"{nearest}'s model as it is", _accuracy(trained, nearest, test))
+        yield Compared(f"{nearest}'s model as it is", _score(trained, nearest, test))
 
 
-def best(found: list[Compared]) -> str:
+def best(found: list[Compared], metric: Metric = ACCURACY) -> str:
     """The way that scored best; of equals the first."""
-    scored = [one for one in found if one.accuracy is not None and one.how in (*HOWS, "join")]
+    ways = (*HOWS, "join")
+    scored = {one.how: one.score[0] for one in found if one.score and one.how in ways}
     if not scored:
         raise DataError("; ".join(f"{one.how}: {one.reason}" for one in found if one.reason))
-    return max(scored, key=lambda one: one.accuracy[0] if one.accuracy else 0.0).how
+    top = metric.best(scored.values())
+    return next(how for how, value in scored.items() if value == top)
 
 
 def _joined(trained: Trained, client: Client, test: Split, rounds: int | None) -> Compared:
@@ -326,8 +325,9 @@ def _joined(trained: Trained, client: Client, test: Split, rounds: int | None) -
     except FedbnError as error:
         return Compared("join", None, str(error))
     name = "all" if plan.method.pooled else client.name
-    return Compared("join", _accuracy(Trained(plan, state, (), None), name, test))
+    return Compared("join", _score(Trained(plan, state, (), None), name, test))
 
 
-def _accuracy(trained: Trained, client: str, test: Split) -> Value:
-    return scores(outcomes_of(probabilities(trained.model(client), test), test))["accuracy"]
+def _score(trained: Trained, client: str, test: Split) -> Value:
+    made = replace(outcomes_of(trained, client, test), metrics=trained.plan.task.metrics[:1])
+    return next(iter(scores(made).values()))

@@ -1,11 +1,6 @@
-r"""Scores of a classifier with bootstrap confidence intervals, as plain NumPy.
+"""Scores with bootstrap confidence intervals: a task's metrics (`fedbn.tasks.metrics`).
 
-- accuracy; balanced accuracy, the mean recall of the classes that are there; macro F1, over the
-  classes that are there or are predicted; AUROC, each class against the rest, the mean over
-  classes that have both sides (a tie counts half): as scikit-learn defines them.
-- expected calibration error: 15 bins of equal width of the highest probability, the mean gap
-  between it and the accuracy, weighted by the samples in a bin (Guo et al. 2017). Noise only adds
-  to it, resampling too: its interval may lie above a small value.
+Noise only adds to a calibration error, resampling too: its interval may lie above a small value.
 
 An interval is the 2.5 % to 97.5 % percentiles over resamples with replacement. Samples of one
 group (the windows of one subject) are drawn together. Every resample is a vector of weights, so
@@ -20,7 +15,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,31 +24,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedbn.core.federation import AnySplit, all_targets
+from fedbn.core.federation import AnySplit, Targets, all_targets
+from fedbn.core.metric import Metric
+from fedbn.core.task import CLASSIFICATION
+from fedbn.tasks.making import evaluated
 from fedbn.text import no_formula
-from fedbn.trained.trained_run import Trained, probabilities
+from fedbn.trained.trained_run import Trained, predictions
 
 Floats = NDArray[np.float64]
 Value = tuple[float, float, float]
 """A score, and the ends of its interval."""
-_BINS = 15
 _LEVELS = (2.5, 97.5)
 _BLOCK = 4_000_000
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What a model said of samples whose labels are known.
+    """What a model said of samples whose targets are known.
 
     Attributes:
-        proba: Probabilities, (n, classes).
-        labels: Places of the true classes, (n,).
+        proba: What it predicts; of classes probabilities, (n, classes).
+        labels: The targets; of classes their places, (n,).
         groups: A whole number a sample; those that share it are drawn together. None: alone.
+        metrics: What is computed.
     """
 
-    proba: Floats
-    labels: NDArray[np.int64]
+    proba: NDArray[Any]
+    labels: NDArray[Any]
     groups: NDArray[np.int64] | None = None
+    metrics: Sequence[Metric] = evaluated(CLASSIFICATION)
 
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
@@ -77,13 +76,13 @@ def scores(outcomes: Outcomes, resamples: int = 1000, seed: int = 0) -> dict[str
         >>> scores(made)["accuracy"][0]
         0.5
     """
+    drawn: dict[str, list[Floats]] = {metric.name: [] for metric in outcomes.metrics}
     alone = np.ones((1, len(outcomes.labels)))
-    points = {name: float(metric(outcomes, alone)[0]) for name, metric in METRICS.items()}
-    drawn: dict[str, list[Floats]] = {name: [] for name in METRICS}
-    for weights in _weights(outcomes, resamples, seed):
-        for name, metric in METRICS.items():
-            drawn[name].append(metric(outcomes, weights))
-    return {name: (point, *_interval(drawn[name])) for name, point in points.items()}
+    for weights in (alone, *_weights(outcomes, resamples, seed)):
+        for metric in outcomes.metrics:
+            assert metric.value is not None
+            drawn[metric.name].append(metric.value(outcomes.proba, outcomes.labels, weights))
+    return {name: (float(own[0][0]), *_interval(own[1:])) for name, own in drawn.items()}
 
 
 def _weights(outcomes: Outcomes, resamples: int, seed: int) -> Iterator[Floats]:
@@ -110,78 +109,6 @@ def _interval(drawn: list[Floats]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _accuracy(outcomes: Outcomes, weights: Floats) -> Floats:
-    found: Floats = weights @ (outcomes.predicted == outcomes.labels) / weights.sum(axis=1)
-    return found
-
-
-def _counts(outcomes: Outcomes, weights: Floats) -> tuple[Floats, Floats, Floats]:
-    """Weights of each class: right, true and predicted, (resamples, classes)."""
-    classes = np.eye(outcomes.proba.shape[1])
-    true, predicted = classes[outcomes.labels], classes[outcomes.predicted]
-    return weights @ (true * predicted), weights @ true, weights @ predicted
-
-
-def _balanced_accuracy(outcomes: Outcomes, weights: Floats) -> Floats:
-    right, true, _ = _counts(outcomes, weights)
-    return _mean(right / np.maximum(true, 1e-300), true > 0)
-
-
-def _macro_f1(outcomes: Outcomes, weights: Floats) -> Floats:
-    right, true, predicted = _counts(outcomes, weights)
-    either = true + predicted
-    return _mean(2 * right / np.maximum(either, 1e-300), either > 0)
-
-
-def _auroc(outcomes: Outcomes, weights: Floats) -> Floats:
-    areas = [_area(outcomes, c, weights) for c in range(outcomes.proba.shape[1])]
-    found = np.stack(areas, axis=1)
-    return _mean(np.nan_to_num(found), np.isfinite(found))
-
-
-def _area(outcomes: Outcomes, label: int, weights: Floats) -> Floats:
-    """The chance that a sample of the class scores above one of another; a tie counts half."""
-    chances = outcomes.proba[:, label]
-    order = np.argsort(chances, kind="stable")
-    begins = np.flatnonzero(np.r_[True, np.diff(chances[order]) > 0])
-    mine = (outcomes.labels[order] == label).astype(np.float64)
-    sorted_weights = weights[:, order]
-    own = np.add.reduceat(sorted_weights * mine, begins, axis=1)
-    other = np.add.reduceat(sorted_weights * (1 - mine), begins, axis=1)
-    below = np.cumsum(other, axis=1) - other / 2
-    pairs = own.sum(axis=1) * other.sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        area: Floats = np.where(pairs > 0, (own * below).sum(axis=1) / pairs, np.nan)
-    return area
-
-
-def _calibration_error(outcomes: Outcomes, weights: Floats) -> Floats:
-    sure = outcomes.proba.max(axis=1)
-    gap = sure - (outcomes.predicted == outcomes.labels)
-    bins = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
-    by_bin = weights @ (np.eye(_BINS)[bins] * gap[:, None])
-    found: Floats = np.abs(by_bin).sum(axis=1) / weights.sum(axis=1)
-    return found
-
-
-def _mean(values: Floats, defined: NDArray[np.bool_]) -> Floats:
-    """The mean of each row's defined values; NaN for a row that has none."""
-    count = defined.sum(axis=1)
-    total = np.where(defined, values, 0.0).sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        found: Floats = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return found
-
-
-METRICS: dict[str, Callable[[Outcomes, Floats], Floats]] = {
-    "accuracy": _accuracy,
-    "balanced_accuracy": _balanced_accuracy,
-    "macro_f1": _macro_f1,
-    "auroc": _auroc,
-    "calibration_error": _calibration_error,
-}
-
-
 @dataclass(frozen=True)
 class Matrix:
     """Scores of models on test data.
@@ -190,9 +117,11 @@ class Matrix:
         clients: Whose models, the rows.
         domains: Whose test data, the columns.
         classes: The names of the classes, the order of `confusion`.
+        metrics: What was computed; the first is what the run is judged by.
         samples: Test samples of each domain.
         values: By metric, client and domain: the score and the ends of its 95 % interval.
-        confusion: By client and domain: counts by true (rows) and predicted class (columns).
+        confusion: By client and domain: counts by true (rows) and predicted class (columns);
+            empty where samples have no class.
     """
 
     clients: tuple[str, ...]
@@ -201,6 +130,7 @@ class Matrix:
     samples: Mapping[str, int]
     values: Mapping[str, Mapping[str, Mapping[str, Value]]]
     confusion: Mapping[str, Mapping[str, NDArray[np.int64]]]
+    metrics: tuple[Metric, ...] = evaluated(CLASSIFICATION)
 
     def to_json(self) -> bytes:
         """Render all numbers as JSON; what is not defined is null."""
@@ -256,18 +186,19 @@ def evaluate_all(
     """
     domains = domain_tests(trained) if tests is None else tests
     classes = trained.plan.federation.classes
-    values: dict[str, Any] = {metric: {} for metric in METRICS}
+    metrics = evaluated(trained.plan.task)
+    values: dict[str, Any] = {metric.name: {} for metric in metrics}
     confusion: dict[str, dict[str, NDArray[np.int64]]] = {}
     for client in trained.clients:
         progress(client)
-        model = trained.model(client)
-        made = {d: outcomes_of(probabilities(model, s), s) for d, s in domains.items()}
+        made = {d: outcomes_of(trained, client, split) for d, split in domains.items()}
         found = {domain: scores(one, resamples, seed) for domain, one in made.items()}
-        for metric in METRICS:
-            values[metric][client] = {domain: one[metric] for domain, one in found.items()}
-        confusion[client] = {domain: one.confusion for domain, one in made.items()}
+        for name in values:
+            values[name][client] = {domain: one[name] for domain, one in found.items()}
+        if trained.plan.task.targets is Targets.CLASS:
+            confusion[client] = {domain: one.confusion for domain, one in made.items()}
     samples = {domain: len(split) for domain, split in domains.items()}
-    return Matrix(trained.clients, tuple(domains), classes, samples, values, confusion)
+    return Matrix(trained.clients, tuple(domains), classes, samples, values, confusion, metrics)
 
 
 def domain_tests(trained: Trained) -> dict[str, AnySplit]:
@@ -278,10 +209,12 @@ def domain_tests(trained: Trained) -> dict[str, AnySplit]:
     return {domain: split.to("cpu") for domain, split in pooled.tests.items()}
 
 
-def outcomes_of(proba: NDArray[np.float64], split: AnySplit) -> Outcomes:
-    """What a model said of a split, with its labels and its groups."""
-    groups = None if split.groups is None else split.groups.numpy()
-    return Outcomes(proba, all_targets(split).numpy(), groups)
+def outcomes_of(trained: Trained, client: str, split: AnySplit) -> Outcomes:
+    """What a client's model says of a split, with its targets and its groups."""
+    said = predictions(trained.plan.task, trained.model(client), split)
+    groups = None if split.groups is None else split.groups.cpu().numpy()
+    targets = all_targets(split).cpu().numpy()
+    return Outcomes(said, targets, groups, evaluated(trained.plan.task))
 
 
 def _plain(value: Value) -> list[float | None]:

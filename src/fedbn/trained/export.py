@@ -183,6 +183,7 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
         "scaling": _scaling(str(inputs.get("dtype"))),
         "seed": plan.seed,
         "setting": plan.setting,
+        "task": plan.task.name,
         "torch": torch.__version__,
     }
 

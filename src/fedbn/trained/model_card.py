@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedbn.core.federation import Targets
 from fedbn.core.state import Entry, entries
 from fedbn.errors import DamagedRun
 from fedbn.runs.folder import RunFolder
@@ -14,6 +15,14 @@ from fedbn.trained.trained_run import Trained
 
 Facts = Mapping[str, Any]
 _LISTED = 20
+_OUTPUT = {
+    Targets.CLASS: "n × {} scores, before softmax",
+    Targets.LABELS: "n × {} scores, before the sigmoid",
+    Targets.NUMBERS: "n × {} numbers",
+    Targets.MASK: "n × {} × the size of the input: scores of each place, before softmax",
+}
+_NAMED = {Targets.NUMBERS: "targets", Targets.LABELS: "labels"}
+_VERB = {Targets.NUMBERS: "Predict numbers of", Targets.MASK: "Segment"}
 
 
 def model_card(
@@ -35,7 +44,7 @@ def model_card(
         _table(_identity(trained, client, facts, file, size)),
         f"## Scores\n\n{_scores(trained, client)}",
         f"## What stayed local\n\n{_local(trained, client)}",
-        f"## Intended use\n\n{_use(name)}",
+        f"## Intended use\n\n{_use(name, _VERB.get(trained.plan.task.targets, 'Classify'))}",
         f"## Limits\n\n{_limits(trained, name)}",
         f"## How it was checked\n\n{_checked(agreement, facts)}",
         f"## How to load it without fedbn\n\n{_loading(facts, file)}",
@@ -58,8 +67,9 @@ def _identity(
         ("seed", f"{facts['seed']} (the run has {', '.join(map(str, seeds))})"),
         ("model", f"{facts['model']} {json.dumps(facts['model_args'])}"),
         ("input", f"n × {shape}; {facts['scaling']}"),
-        ("output", f"n × {len(facts['classes'])} scores, before softmax"),
-        ("classes", ", ".join(facts["classes"])),
+        ("task", facts["task"]),
+        ("output", _OUTPUT[trained.plan.task.targets].format(len(facts["classes"]))),
+        (_NAMED.get(trained.plan.task.targets, "classes"), ", ".join(facts["classes"])),
         ("made with", f"fedbn {facts['fedbn']}, torch {facts['torch']}"),
     ]
     if facts["preparation"]:
@@ -70,16 +80,17 @@ def _identity(
 
 
 def _scores(trained: Trained, client: str) -> str:
+    metric = trained.metric
     rows = [
-        (name + (" (this model)" if name == client else ""), f"{100 * value:.1f} %")
-        for name, value in trained.accuracy().items()
+        (name + (" (this model)" if name == client else ""), f"{metric.said(v)} {metric.unit}")
+        for name, v in trained.scores().items()
     ]
-    said = "Test accuracy of every client's own model on its own domain, after round "
-    said += f"{trained.scored_round()}."
+    said = f"Test {metric.words} of every client's own model on its own domain, after round "
+    said += f"{trained.scored_round()}{'' if metric.higher else '; lower is better'}."
     if client in trained.adapted:
         how = _made(trained, client)
         said = f"{harmless(client)} never trained; its BatchNorm was made since ({how}). {said}"
-    return f"{said}\n\n{table(('client', 'accuracy'), rows)}" if rows else "None were recorded."
+    return f"{said}\n\n{table(('client', metric.words), rows)}" if rows else "None were recorded."
 
 
 def _made(trained: Trained, client: str) -> str:
@@ -111,9 +122,9 @@ def _counted(some: Sequence[Entry]) -> str:
     return f"{len(some)} entries ({sum(entry.bytes for entry in some):,} bytes)"
 
 
-def _use(name: str) -> str:
+def _use(name: str, verb: str) -> str:
     return (
-        f"Classify samples that come from where {name}'s training data came from, made ready in "
+        f"{verb} samples that come from where {name}'s training data came from, made ready in "
         "the same way. For another site take that site's model, or adapt one to it "
         "(`fedbn adapt`): BatchNorm normalises with the statistics of the site it belongs to."
     )

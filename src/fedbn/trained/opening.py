@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState, initial_state
+from fedbn.core.task import Loss, Task
 from fedbn.data.python_data import Data
 from fedbn.errors import ConfigError, DamagedRun, unknown
 from fedbn.experiments.configuration import IN_PYTHON, held_experiment
@@ -24,8 +25,10 @@ from fedbn.experiments.planner import Planner, plan_of
 from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.sources import given_federation, named_files
-from fedbn.runs import checkpoints, metrics
+from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.metrics import read
+from fedbn.tasks.making import GivenMetric, TaskChoice
 from fedbn.trained import local_parts
 from fedbn.trained.trained_run import Trained
 
@@ -71,6 +74,9 @@ def open_run(
     setting: str | None = None,
     data: Data | None = None,
     model: nn.Module | Callable[..., nn.Module] | None = None,
+    task: str | Task | Callable[..., Task] | None = None,
+    loss: str | Loss | None = None,
+    metrics: Sequence[GivenMetric] | None = None,
     trust: str | Iterable[str] = (),
     notes: Notes = lambda text: None,
 ) -> Trained:
@@ -85,6 +91,9 @@ def open_run(
         setting: Which setting of a sweep; the first unless given.
         data: The data, where the run was started with arrays or a `Federation`.
         model: The model or the function that makes it, where the run was started with one.
+        task: The task, where the run was started with an object; `loss` and `metrics` likewise.
+        loss: See `task`.
+        metrics: See `task`.
         trust: Modules that the folder may name as `module:callable`, which runs their code. What
             was named in this process before is trusted.
         notes: Hears remarks, for example `print`.
@@ -101,11 +110,13 @@ def open_run(
     facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
     loader = _Loader(folder, job.setting.experiment, given, notes)
     known = sketch(facts) if facts else loader()
+    choice = TaskChoice(task, loss, metrics)
+    _check_task(job, choice)
     with one_torch_thread():  # at a site one client is here of those that a round needs
-        plan = plan_of(_without_data(job), known, own)
+        plan = plan_of(_without_data(job), known, own, task=choice)
     state = _state(folder, job, plan, notes)
     file = folder.job(*job.key) / "metrics.jsonl"
-    records = tuple(Record(**record) for record in metrics.read(file))
+    records = tuple(Record(**record) for record in read(file))
     sites = local_parts.find(folder, *job.key)
     return Trained(plan, state, records, folder.path, sites, loader, facts)
 
@@ -186,6 +197,21 @@ def _maker(
             "open_run(..., model=...), the model or the function that makes it"
         )
     return model
+
+
+def _check_task(job: Job, given: TaskChoice) -> None:
+    section = job.setting.experiment.task
+    named: dict[str, list[str | None]] = {
+        "task": [section.name],
+        "loss": [section.loss],
+        "metrics": [*(section.metrics or [])],
+    }
+    for what, names in named.items():
+        if IN_PYTHON in names and getattr(given, what) is None:
+            raise ConfigError(
+                f"the run's {what} was given in Python and is not on disk; open it with "
+                f"open_run(..., {what}=...)"
+            )
 
 
 def _without_data(job: Job) -> Job:

@@ -21,10 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbn.core.federation import AnySplit, Federation, Split, not_finite
+from fedbn.core.federation import AnySplit, Federation, Split, Targets, not_finite
+from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
+from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data.arrays import labels_of, tensor_of
 from fedbn.data.new_samples import Samples, check_shape
 from fedbn.errors import ConfigError, DataError, unknown
@@ -33,6 +35,7 @@ from fedbn.text import no_formula
 from fedbn.trained.local_parts import Site
 
 _SCALED = 1.01
+_HALF = 0.5
 
 
 def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
@@ -64,10 +67,12 @@ def outputs_of(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> Iter
             yield forward(model, batch)
 
 
-def probabilities(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> NDArray[np.float64]:
-    """Compute the softmax of a model's outputs, (n, classes)."""
-    parts = [outputs.double().softmax(dim=1) for outputs in outputs_of(model, x, chunk)]
-    found: NDArray[np.float64] = torch.cat(parts).numpy()
+def predictions(
+    task: Task, model: nn.Module, x: Tensor | AnySplit, chunk: int = 256
+) -> NDArray[Any]:
+    """What a model predicts: probabilities (n, classes), numbers (n, k), or masks (n, ...)."""
+    parts = [task.keep(outputs) for outputs in outputs_of(model, x, chunk)]
+    found: NDArray[Any] = torch.cat(parts).numpy()
     return found
 
 
@@ -116,8 +121,8 @@ class Trained:
 
     def __repr__(self) -> str:
         what = f"{self.plan.method.name}, seed {self.plan.seed}, {self.state.round} rounds"
-        scores = self.accuracy().values()
-        mean = f"mean test accuracy {np.mean(list(scores)):.3f}" if scores else "no test accuracy"
+        scores, name = self.scores().values(), f"test {self.metric.words}"
+        mean = f"mean {name} {np.mean(list(scores)):.3f}" if scores else f"no {name}"
         where = f", {self.folder}" if self.folder else ""
         return f"<Result of {what}, {len(self.clients)} clients: {mean}{where}>"
 
@@ -131,7 +136,8 @@ class Trained:
     def classes_(self) -> NDArray[Any]:
         """The labels that `predict` gives, in the order of `predict_proba`'s columns.
 
-        Whole numbers where the classes have no other names than 0, 1, 2, ...; else their names.
+        Whole numbers where the classes have no other names than 0, 1, 2, ...; else their names; of
+        numbers the names of the targets.
         """
         names = self.plan.federation.classes
         if names == tuple(map(str, range(len(names)))):
@@ -170,7 +176,7 @@ class Trained:
         return {client: self.model(client) for client in self.clients}
 
     def predict(self, x: Any, client: str, *, chunk: int = 256) -> NDArray[Any]:
-        """Predict the label of each sample with a client's model.
+        """Predict the target of each sample with a client's model.
 
         Args:
             x: Samples (n, ...) of NumPy, torch or lists, as the run was trained on: `uint8`
@@ -179,28 +185,55 @@ class Trained:
             chunk: Samples at a time; changes the memory needed and not the result.
 
         Returns:
-            Elements of `classes_`.
+            Elements of `classes_`, (n,); whether each label is there, (n, labels); numbers
+            (n, targets); or the class of each place, (n, ...), as its place in `classes_`.
         """
-        chosen: NDArray[Any] = self.classes_[self.predict_proba(x, client, chunk=chunk).argmax(1)]
-        return chosen
+        task = self.plan.task
+        said = predictions(task, self.model(client), samples_of(x, self.inputs), chunk)
+        if task.targets is Targets.CLASS:
+            said = self.classes_[said.argmax(axis=1)]
+        return said > _HALF if task.targets is Targets.LABELS else said
 
     def predict_proba(self, x: Any, client: str, *, chunk: int = 256) -> NDArray[np.float64]:
-        """Give the probability of each class, (n, classes), in the order of `classes_`."""
+        """Give the probability of each class or label, (n, classes, ...), ordered as `classes_`."""
+        made = self.plan.task.probabilities
+        if made is None:
+            raise ConfigError(f"the task is {self.plan.task.name}: no probabilities; `predict`")
         samples = samples_of(x, self.inputs)
-        return probabilities(self.model(client), samples, chunk)
+        parts = [made(outputs) for outputs in outputs_of(self.model(client), samples, chunk)]
+        found: NDArray[np.float64] = torch.cat(parts).numpy()
+        return found
 
     def score(self, x: Any, y: Any, client: str, *, chunk: int = 256) -> float:
-        """Compute the accuracy of a client's model.
+        """Compute what the run is judged by, for a client's model: accuracy, of classes.
 
         Args:
             x: Samples, as for `predict`.
-            y: Labels: elements of `classes_`, or whole numbers, the classes' places from 0.
+            y: Labels: elements of `classes_`, or whole numbers, the classes' places from 0; or
+                what else the run learned from.
             client: Whose model.
             chunk: Samples at a time.
         """
-        found = self.predict_proba(x, client, chunk=chunk).argmax(axis=1)
-        labels = labels_of(y, len(found), self.plan.federation.classes)
-        return float((found == labels).mean())
+        task = self.plan.task
+        said = predictions(task, self.model(client), samples_of(x, self.inputs), chunk)
+        return measure(self.metric, torch.from_numpy(said), self.targets_of(y, len(said)))
+
+    def targets_of(self, y: Any, n: int) -> Tensor:
+        """Bring targets to what the run learned from."""
+        if self.plan.task.targets is Targets.CLASS:
+            return torch.from_numpy(labels_of(y, n, self.plan.federation.classes))
+        kind, shape = self.plan.federation.target
+        found = tensor_of(y, "y").cpu().to(getattr(torch, kind))
+        if tuple(found.shape) == (n,) and shape == (1,):
+            found = found[:, None]
+        if tuple(found.shape) != (n, *shape):
+            raise DataError(f"y: shape {tuple(found.shape)}; expected {(n, *shape)}")
+        return found
+
+    @property
+    def metric(self) -> Metric:
+        """What the run is judged by."""
+        return self.plan.task.metrics[0]
 
     def adapt(
         self, x: Any, y: Any = None, *, site: str, store: bool = False, **options: Any
@@ -225,7 +258,25 @@ class Trained:
 
     def accuracy(self, split: str = "test") -> dict[str, float]:
         """Accuracy by domain (by client, where several clients share a domain) of these models."""
-        found = [r for r in self.records if r.split == split and r.metric == "accuracy"]
+        if ACCURACY not in self.plan.task.metrics:
+            raise ConfigError(
+                f"the task is {self.plan.task.name}, which has no accuracy; `scores()` gives its "
+                f"{self.metric.words}"
+            )
+        return self.scores(split, ACCURACY.name)
+
+    def scores(self, split: str = "test", metric: str | None = None) -> dict[str, float]:
+        """What these models come to, by domain (by client, where several share a domain).
+
+        Args:
+            split: `train`, `valid` or `test`.
+            metric: Which of the task's metrics, or `loss`; the first unless given.
+        """
+        known = [*(one.name for one in self.plan.task.metrics), "loss"]
+        if metric is not None and metric not in known:
+            raise ConfigError(unknown("metric", metric, known))
+        name = metric or self.metric.name
+        found = [r for r in self.records if r.split == split and r.metric == name]
         scored = self.scored_round(split)
         pooled = [client.name for client in self.plan.federation.clients] == ["all"]
         return {
@@ -240,7 +291,7 @@ class Trained:
 
     def scored_round(self, split: str = "test") -> int:
         """The last round that was scored up to these models' own; 0 where none was."""
-        rounds = [r.round for r in self.records if r.split == split and r.metric == "accuracy"]
+        rounds = [r.round for r in self.records if (r.split, r.metric) == (split, "loss")]
         return max((round for round in rounds if round <= self.state.round), default=0)
 
 
@@ -260,38 +311,54 @@ class Predictions:
 
     Attributes:
         inputs: What each input is called.
-        classes: The names of the classes, in the order of the columns of `proba`.
-        proba: Their probabilities, (n, classes).
-        labels: The true classes' places; None where they are not known.
+        classes: The names of the classes, in the order of the columns of `proba`; or of numbers.
+        proba: What is predicted, as `predictions` gives it.
+        labels: The targets; None where they are not known.
+        task: What the run learned.
     """
 
     inputs: tuple[str, ...]
     classes: tuple[str, ...]
-    proba: NDArray[np.float64]
-    labels: NDArray[np.int64] | None
+    proba: NDArray[Any]
+    labels: NDArray[Any] | None
+    task: Task = CLASSIFICATION
 
     @property
-    def places(self) -> NDArray[np.int64]:
-        """The place of the likeliest class of each input."""
-        found: NDArray[np.int64] = self.proba.argmax(axis=1)
-        return found
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share of inputs predicted right; None without labels."""
-        return None if self.labels is None else float((self.places == self.labels).mean())
+    def score(self) -> float | None:
+        """What the predictions come to by the run's own metric; None without labels."""
+        if self.labels is None:
+            return None
+        said, true = torch.from_numpy(self.proba), torch.from_numpy(self.labels)
+        return measure(self.task.metrics[0], said, true)
 
     def header(self) -> list[str]:
-        """The titles of the columns."""
+        """The titles of the columns: what is predicted, what is true, and numbers."""
         known = [] if self.labels is None else ["label"]
-        return ["input", "predicted", *known, *(f"p({name})" for name in self.classes)]
+        first = {Targets.NUMBERS: "", Targets.MASK: "share of {}"}.get(self.task.targets, "p({})")
+        return ["input", "predicted", *known, *((first or "{}").format(c) for c in self.classes)]
 
     def rows(self) -> Iterator[list[str]]:
         """Yield one row an input."""
         for number, name in enumerate(self.inputs):
-            known = [] if self.labels is None else [self.classes[self.labels[number]]]
-            chances = [f"{chance:.6g}" for chance in self.proba[number]]
-            yield [name, self.classes[self.places[number]], *known, *chances]
+            said = self.proba[number]
+            known = [] if self.labels is None else [self._words(self.labels[number], true=True)]
+            yield [name, self._words(said), *known, *(f"{n:.6g}" for n in self._numbers(said))]
+
+    def _words(self, one: Any, true: bool = False) -> str:
+        """What is predicted of one input, or true of it, in words."""
+        kind = self.task.targets
+        if kind is Targets.CLASS:
+            return str(self.classes[one if true else one.argmax()])
+        if kind is Targets.LABELS:
+            return "; ".join(c for c, p in zip(self.classes, one, strict=True) if p > _HALF)
+        return "; ".join(f"{number:.6g}" for number in self._numbers(one))
+
+    def _numbers(self, one: Any) -> NDArray[Any]:
+        """A number a class: its probability, its value, or its share of the places."""
+        if self.task.targets is not Targets.MASK:
+            return np.asarray(one)
+        shares: NDArray[Any] = np.bincount(one.reshape(-1), minlength=len(self.classes)) / one.size
+        return shares
 
     def to_csv(self) -> bytes:
         """Render all rows as CSV, in UTF-8."""
@@ -305,6 +372,7 @@ class Predictions:
 def predict(trained: Trained, client: str, samples: Samples, chunk: int = 256) -> Predictions:
     """Predict samples with a client's model."""
     x = samples_of(samples.x, trained.inputs, "the data")
-    proba = probabilities(trained.model(client), x, chunk)
+    task = trained.plan.task
+    said = predictions(task, trained.model(client), x, chunk)
     labels = None if samples.y is None else samples.y.numpy()
-    return Predictions(samples.names, trained.plan.federation.classes, proba, labels)
+    return Predictions(samples.names, trained.plan.federation.classes, said, labels, task)
