@@ -31,6 +31,7 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.environment import differences, environment_of, facts_by_setting
 from fedbn.experiments.jobs import DEFAULT, Job
 from fedbn.experiments.planner import plan_of, resolved
+from fedbn.experiments.sources import task_of
 from fedbn.fast import speedups
 from fedbn.flower import messages
 from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
@@ -92,7 +93,11 @@ class SiteRun:
         named = {"name": "at_site", "site": self._site, "source": dict(data)}
         raw = experiment.model_dump(exclude_unset=True) | {"data": named}
         config = resolved(checked(raw, "the server's configuration", experiment.held), federation)
-        facts = {"data": federation.fingerprint(), "inputs": facts_by_setting({"": federation})}
+        facts = {
+            "data": federation.fingerprint(),
+            "inputs": facts_by_setting({"": federation}),
+            "task": task_of(experiment.task, federation).facts(),
+        }
         environment = environment_of(config, [job], Path.cwd(), engine="flower", **facts)
         if self.folder.config.exists():
             here = {**config["training"], "device": ""}  # a site may take another one
