@@ -106,7 +106,7 @@ def net(classes):
 def test_a_disk_that_is_really_full_loses_no_finished_round(sites: Path, tmp_path: Path) -> None:
     """A file system of one megabyte, filled while round 2 is trained."""
     asked = f"--data {sites} --model filler:net --rounds 3 --method fedbn --seed 0 --workers 1"
-    asked += " --set training.batch_size=full"
+    asked += " --set training.batch_size=full --set checkpoint.every=1"
     for name in ("small", "large"):
         (tmp_path / name / "disk").mkdir(parents=True)
         (tmp_path / name / "filler.py").write_text(FILLER)
@@ -131,7 +131,7 @@ def test_a_disk_that_is_really_full_loses_no_finished_round(sites: Path, tmp_pat
     if "unshare" in done.stderr or done.returncode == 99:
         pytest.skip(f"no mount of one's own here: {done.stderr.strip()}")
     assert "exit 1" in done.stderr
-    assert "the disk is full; completed rounds are saved: make room" in done.stderr
+    assert "the disk is full; saved rounds are there: make room" in done.stderr
     assert "Traceback" not in done.stderr
     whole = command("run", *shlex.split(asked), "--out", "run", cwd=tmp_path / "large")
     assert whole.returncode == 0, whole.stderr
@@ -182,7 +182,7 @@ def test_a_kill_inside_the_writing_of_a_checkpoint(
     sites: Path, tmp_path: Path, processes: Processes
 ) -> None:
     asked = ["--data", sites, "--model", "slowly:net", "--rounds", 3, "--method", "fedbn"]
-    asked += ["--seed", 0, "--workers", 1, "--out", "run"]
+    asked += ["--seed", 0, "--workers", 1, "--set", "checkpoint.every=1", "--out", "run"]
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "slowly.py").write_text(SLOW_WRITE)
