@@ -281,7 +281,13 @@ class Loader:
         context = multiprocessing.get_context(START)
         begin = (self.sources, os.getpid())
         pool = ProcessPoolExecutor(self.workers, context, _begin_worker, begin)
-        pool.submit(_read_in_worker, [], 0, 0)
+        try:
+            pool.submit(os.getpid)
+        except (AssertionError, OSError) as error:  # a daemon's child, too many processes
+            raise DataError(
+                f"data.workers = {self.workers}: no process can be started here "
+                f"({one_line(error)}); set it to 0"
+            ) from error
         return pool
 
 

@@ -1,0 +1,93 @@
+"""pandas DataFrames: read as tables are, by client or by a column of sites."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedbn
+from fedbn.data.python_data import federation_of
+from fedbn.errors import ConfigError, DataError
+
+pandas = pytest.importorskip("pandas")
+N = 30
+
+
+def frame(shift=0.0):
+    draws = np.random.default_rng(0)
+    return pandas.DataFrame(
+        {
+            "age": draws.integers(20, 80, N),
+            "dose": draws.normal(shift, 1, N).round(3),
+            "smoker": draws.random(N) < 0.5,
+            "ward": pandas.Categorical(["east", "west", "north"] * (N // 3)),
+            "patient": [f"p{n // 3}" for n in range(N)],
+            "outcome": ["well", "ill"] * (N // 2),
+        }
+    )
+
+
+def test_frames_by_client_are_encoded_as_files_are(tmp_path):
+    frames = {"a": frame(), "b": frame(2.0)}
+    made = federation_of(frames, label="outcome", drop=["patient"])
+    assert made.classes == ("ill", "well")
+    assert made.clients[0].train.shape == (1 + 1 + 2 + 3,)
+    for name, each in frames.items():
+        each.to_csv(tmp_path / f"{name}.csv", index=False)
+    read = fedbn.fit(str(tmp_path), "mlp", rounds=1, data__label="outcome", data__drop=["patient"])
+    given = fedbn.fit(frames, "mlp", rounds=1, data__label="outcome", data__drop=["patient"])
+    assert read.records == given.records
+
+
+def test_one_frame_with_a_column_of_sites_and_one_of_patients():
+    whole = frame().assign(hospital=["x", "y"] * (N // 2))
+    made = federation_of(whole, label="outcome", site="hospital", group="patient", test_share=0.3)
+    assert [client.name for client in made.clients] == ["x", "y"]
+    for client in made.clients:
+        test = client.tests[client.name]
+        assert not set(client.train.groups.tolist()) & set(test.groups.tolist())
+    dealt = fedbn.fit(
+        frame(), rounds=1, data__label="outcome", data__drop=["patient"], data__partition="iid",
+        data__clients=2, notes=lambda text: None,
+    )  # fmt: skip
+    assert len(dealt.models) == 2
+
+
+def test_a_frame_and_a_series_are_arrays_too():
+    numbers = frame()[["age", "dose"]]
+    made = federation_of({"a": (numbers, frame()["outcome"]), "b": (numbers, frame()["smoker"])})
+    assert made.clients[0].train.shape == (2,)
+
+
+def double(data):
+    return pandas.concat([data, data[["age"]]], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "match"),
+    [
+        (double, {}, DataError, "client a: two columns are called 'age'"),
+        (lambda f: f.assign(dose=np.nan), {}, DataError, "column 'dose' has no values"),
+        (lambda f: f.assign(dose=f.dose.where(f.index > 3)), {}, DataError, "row 0: no value in"),
+        (lambda f: f[:0], {}, DataError, "client a: a DataFrame without rows"),
+        (lambda f: f, {"label": None}, ConfigError, r"data\.label is needed"),
+        (lambda f: f, {"label": "outcme"}, DataError, r"no column 'outcme' \(data\.label\)"),
+        (lambda f: f, {"group": "ptient"}, DataError, r"no column 'ptient' \(data\.group\)"),
+        (
+            lambda f: f.assign(patient=None),
+            {"group": "patient"},
+            DataError,
+            "no value in 'patient'",
+        ),
+        (lambda f: (f, 3), {}, ConfigError, "name columns, which DataFrames have"),
+    ],
+)
+def test_what_is_wrong_with_a_frame_is_one_line(change, options, error, match):
+    given = {"label": "outcome", "drop": ["patient"], **options}
+    with pytest.raises(error, match=match):
+        federation_of({"a": change(frame())}, **given)
+
+
+def test_frames_beside_something_else_are_refused():
+    with pytest.raises(DataError, match="client b: a tuple, but others are DataFrames"):
+        federation_of({"a": frame(), "b": ([[1.0]], [0])}, label="outcome")
