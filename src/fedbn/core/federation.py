@@ -289,6 +289,8 @@ class Federation:
         preparation: How a further sample is made ready, in plain values for the reader of such
             files (the columns of a table); empty where its shape says enough.
         stand_ins: Domains whose data stands in for an original: no number of others compares.
+        settled: Options that were left open and depend on this machine, as they were chosen: a
+            run's configuration keeps them.
     """
 
     name: str
@@ -297,6 +299,7 @@ class Federation:
     remarks: tuple[str, ...] = field(default=())
     preparation: Mapping[str, Any] = field(default_factory=dict)
     stand_ins: tuple[str, ...] = field(default=())
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.storage import is_hidden, subfolders
-from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES
+from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_header
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
 
@@ -174,6 +174,8 @@ def recognize(path: str | Path) -> tuple[str, str]:
 
 
 def _file(file: Path) -> tuple[str, str]:
+    if file.suffix.lower() in TABLE_SUFFIXES and {"path", "label"} <= set(table_header(file)):
+        return "folders", f"{shown(file)} read as a manifest of pictures"
     if file.suffix.lower() in TABLE_SUFFIXES:
         return "tables", f"{shown(file)} read as one table of all sites"
     if file.suffix.lower() == ".npz":
@@ -235,10 +237,12 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
             return in_order(faults)
         depth = options.get("depth")  # which nobody has checked yet
         white = depth if isinstance(depth, int) else DEPTH
-        faults += _array_files(place) if kind == "arrays" else picture_findings(place, white)
+        looked_at = kind == "folders" and place.is_dir()
+        faults += picture_findings(place, white) if looked_at else ()
+        faults += _array_files(place) if kind == "arrays" else ()
         if not stopped(faults):
-            # Pictures were looked at one by one: only what a run would say is new.
-            faults += (f for f in _federation(read({})) if kind == "arrays" or _is_new(f))
+            # Pictures in folders were looked at one by one: only what a run would say is new.
+            faults += (f for f in _federation(read({})) if not looked_at or _is_new(f))
     return in_order(faults)
 
 

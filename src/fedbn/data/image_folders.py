@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedbn.core.federation import Augment, Client, Split, check_name, in_floats
-from fedbn.core.randomness import generator, stratified
+from fedbn.core.randomness import generator, stratified, stratified_groups
+from fedbn.data.arrays import numbered_groups
 from fedbn.data.images import DEPTH, pictures_below, read_pictures
 from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, subfolders
-from fedbn.errors import DataError
+from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
 
 _VERSION = 2
@@ -31,17 +33,42 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class PictureSet:
-    """Files and the label of each."""
+    """Files, the label of each, and whose each is, where that is known."""
 
     files: tuple[Path, ...]
     labels: Tensor
+    groups: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.files)
 
     def take(self, index: Tensor) -> PictureSet:
         """Keep some."""
-        return PictureSet(tuple(self.files[i] for i in index.tolist()), self.labels[index])
+        files = tuple(self.files[i] for i in index.tolist())
+        groups = tuple(self.groups[i] for i in index.tolist()) if self.groups else ()
+        return PictureSet(files, self.labels[index], groups)
+
+    @property
+    def numbered(self) -> Tensor | None:
+        """A number a group; None where each picture is on its own."""
+        if not self.groups:
+            return None
+        return numbered_groups(np.array(self.groups), len(self), "groups")
+
+
+def by_pattern(pictures: PictureSet, pattern: str) -> PictureSet:
+    """Tell whose each picture is by its name: the pattern's first group, or all it matches."""
+    try:
+        form = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"data.group = {pattern!r}: no regular expression ({error})") from error
+    names = []
+    for file in pictures.files:
+        found = form.search(file.name)
+        if found is None:
+            raise DataError(f"{shown(file)}: its name does not match data.group = {pattern!r}")
+        names.append(found[1] if form.groups else found[0])
+    return replace(pictures, groups=tuple(names))
 
 
 @dataclass(frozen=True)
@@ -58,13 +85,18 @@ class Division:
     seed: int
     per_client: int | Literal["all"] = "all"
 
-    def places(self, labels: Tensor, site: str) -> tuple[Tensor, Tensor]:
+    def places(
+        self, labels: Tensor, site: str, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Decide which of a site's samples are for training, and which for testing."""
-        return stratified(labels, self.test_share, generator(self.seed, "test split", client=site))
+        draws = generator(self.seed, "test split", client=site)
+        if groups is None:
+            return stratified(labels, self.test_share, draws)
+        return stratified_groups(labels, groups, self.test_share, draws)
 
     def divide(self, pictures: PictureSet, site: str) -> tuple[PictureSet, PictureSet]:
         """Divide a site's pictures in train and test."""
-        rest, held = self.places(pictures.labels, site)
+        rest, held = self.places(pictures.labels, site, pictures.numbered)
         return self._some(pictures.take(rest), site), pictures.take(held)
 
     def _some(self, train: PictureSet, site: str) -> PictureSet:
@@ -99,11 +131,13 @@ class PictureReader:
         size: Side in pixels.
         depth: The 16-bit value that becomes 1.
         keep: The data set whose cache keeps the pixels; None keeps none.
+        channels: 3 for RGB, 1 for grey.
     """
 
     size: int
     depth: int = DEPTH
     keep: str | None = None
+    channels: int = 3
 
     def client(
         self, site: str, parts: Sequence[PictureSet], augment: Augment | None = None
@@ -114,14 +148,11 @@ class PictureReader:
         return Client(site, site, train, {site: test}, valid[0] if valid else None)
 
     def _pixels(self, files: Sequence[Path]) -> Tensor:
+        how = {"size": self.size, "depth": self.depth, "channels": self.channels}
         if self.keep is None:
-            return read_pictures(files, self.size, self.depth)
-        depends_on = {"pixels": _VERSION, "size": self.size, "depth": self.depth}
-        made = cached(
-            self.keep,
-            {**depends_on, "files": fingerprint(files)},
-            lambda: {"x": read_pictures(files, self.size, self.depth).numpy()},
-        )
+            return read_pictures(files, **how)
+        key = {"pixels": _VERSION, **how, "files": fingerprint(files)}
+        made = cached(self.keep, key, lambda: {"x": read_pictures(files, **how).numpy()})
         return torch.from_numpy(made["x"])
 
 
@@ -253,7 +284,7 @@ def find_site(home: Path) -> SiteFolders:
 
 
 def divided_site(
-    site: SiteFolders, classes: Sequence[str], division: Division
+    site: SiteFolders, classes: Sequence[str], division: Division, group: str | None = None
 ) -> tuple[PictureSet, ...]:
     """Divide a site's pictures into training and test, and perhaps validation."""
     if "all" in site.parts:
@@ -264,4 +295,6 @@ def divided_site(
         if not len(part):
             where = "" if name == "all" else f" in {name}"
             raise DataError(f"site {site.name}: no pictures{where}; expected {FOLDER_LAYOUT}")
+    if group is not None:
+        parts = tuple(by_pattern(part, group) for part in parts)
     return division.divide(parts[0], site.name) if len(parts) == 1 else parts

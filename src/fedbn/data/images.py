@@ -150,6 +150,12 @@ def read_picture(
         return np.asarray(whole if channels == 3 else whole.convert("L"), dtype=np.uint8)
 
 
+def picture_tensor(file: Path, size: tuple[int, int], depth: int, channels: int) -> Tensor:
+    """Read a picture as (channels, height, width); to be used inside `watched()`."""
+    values = torch.from_numpy(read_picture(file, size, depth, channels).copy())
+    return values.permute(2, 0, 1) if values.dim() == 3 else values.expand(channels, *values.shape)
+
+
 def read_pictures(
     files: Sequence[Path], size: int | tuple[int, int], depth: int = DEPTH, channels: int = 3
 ) -> Tensor:
@@ -172,12 +178,11 @@ def read_pictures(
     deep: dict[int, Tensor] = {}
 
     def fill(number: int) -> None:
-        values = read_picture(files[number], (width, height), depth, channels)
-        picture = torch.from_numpy(values.copy())
+        picture = picture_tensor(files[number], (width, height), depth, channels)
         if picture.is_floating_point():
             deep[number] = picture
         else:
-            pixels[number] = picture.permute(2, 0, 1) if channels == 3 else picture
+            pixels[number] = picture
 
     with watched() as odd, ThreadPoolExecutor(cores()) as pool:
         for _ in pool.map(fill, range(len(files))):

@@ -28,6 +28,7 @@ from fedbn.data.arrays import (
 )
 from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
+from fedbn.data.own_pictures import normalised
 from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_columns import features, table_labels
 from fedbn.data.table_files import TABLE_SUFFIXES, read_table
@@ -189,8 +190,9 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
         raise DataError(
             f"{shown(files[0])}: a picture, but the run was trained on samples of shape {shape}"
         )
-    depth = inputs.get("preparation", {}).get("depth")
-    if depth is None:
+    told = inputs.get("preparation", {})
+    depth, normalize = told.get("depth"), told.get("normalize")
+    if depth is None and normalize is None:
         _check_range(inputs)
     channels, height, width = shape
     x = read_pictures(files, (width, height), depth or DEPTH, channels)
@@ -198,7 +200,7 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
     if x.is_floating_point() and depth is None:
         notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
     y = None if found.labels is None else torch.from_numpy(found.labels)
-    return Samples(x, tuple(found.files.values()), y, notes, found.part)
+    return Samples(normalised(x, normalize), tuple(found.files.values()), y, notes, found.part)
 
 
 def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:

@@ -85,6 +85,16 @@ def read_table(file: Path) -> Table:
     return table
 
 
+def table_header(file: Path) -> list[str]:
+    """The names of a CSV file's columns; none where it cannot be read, or is no CSV file."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            line = stream.readline(_LONGEST_CELL)
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [name.strip().strip('"') for name in line.split(max(",;\t", key=line.count))]
+
+
 def _read_csv(file: Path) -> Table:
     csv.field_size_limit(_LONGEST_CELL)
     with file.open(encoding="utf-8-sig", newline="") as stream:

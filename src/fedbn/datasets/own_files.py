@@ -18,15 +18,19 @@ from fedbn.data.benchmarks import TestShare
 from fedbn.data.image_folders import (
     FOLDER_LAYOUT,
     Division,
-    PictureReader,
-    about_depth,
     divided_site,
     find_sites,
     folder_classes,
-    of_one_type,
-    stems_in_both,
 )
-from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
+from fedbn.data.images import PictureDepth, PictureSide
+from fedbn.data.lazy_split import Workers
+from fedbn.data.own_pictures import (
+    Normalize,
+    PictureOptions,
+    check_apart,
+    manifest_listing,
+    picture_federation,
+)
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_files import TABLE_LAYOUT, read_sites
 from fedbn.data.tables import TableOptions, table_federation
@@ -42,11 +46,18 @@ def folders(
     split_seed: int = 0,
     cache: bool = False,
     depth: PictureDepth | None = None,
+    group: str | None = None,
+    channels: Literal[1, 3] = 3,
+    normalize: Normalize = None,
+    augment: bool = False,
+    lazy: bool | None = None,
+    workers: Workers = 0,
 ) -> Federation:
-    """Read a folder of sites, each with one folder of pictures a class.
+    """Read a folder of sites, each with one folder of pictures a class; or a manifest.
 
     Args:
-        path: The folder of sites.
+        path: The folder of sites; or a table of pictures with the columns `path` and `label`, and
+            `site`, `patient` and `split` if you like.
         size: Side in pixels that pictures are resized to. Unless given: the side of the pictures
             where all are squares of one size up to 256; otherwise the largest of 28, 32, 64, 128
             and 256 that is not above the median shorter side.
@@ -55,25 +66,30 @@ def folders(
         cache: Keep the resized pixels below the data root, so that the next run starts at once.
         depth: The largest value of 16-bit pictures, which becomes 1 as 0 becomes −1: 4095 for a
             scanner of 12 bit; 65535 unless given.
+        group: A regular expression that finds the patient in a file's name ("^(p[0-9]+)_"), so
+            that nobody is on both sides of a division.
+        channels: 3 for RGB, 1 for grey.
+        normalize: `imagenet`, or [[means], [deviations]] a channel of pixels from 0 to 1; pixels
+            become −1 to 1 unless given.
+        augment: Mirror and turn training pictures at random, up to 30 degrees.
+        lazy: Read pictures when they are needed; where they would take more than half of the free
+            memory, unless given.
+        workers: Processes that read ahead; never changes a result.
     """
     if path is None:
         raise ConfigError(f"data.path is needed for data 'folders': {FOLDER_LAYOUT}")
     division = Division(test_share, split_seed)
-    sites = find_sites(Path(path))
-    classes = folder_classes(sites)
-    listing = {site.name: divided_site(site, classes, division) for site in sites}
-    files = [file for parts in listing.values() for part in parts for file in part.files]
-    side, remark = choose_size(files) if size is None else (size, "")
-    reading = PictureReader(side, DEPTH if depth is None else depth, "folders" if cache else None)
-    clients = of_one_type([reading.client(name, parts) for name, parts in listing.items()])
-    said = [remark, about_depth(clients, reading.depth), stems_in_both(listing)]
-    return Federation(
-        Path(path).resolve().name or "folders",
-        clients,
-        classes,
-        tuple(text for text in said if text),
-        {"depth": reading.depth} if clients[0].train.dtype.is_floating_point else {},
-    )
+    place = Path(path)
+    if place.is_file():
+        listing, classes = manifest_listing(place, division)
+    else:
+        sites = find_sites(place)
+        classes = folder_classes(sites)
+        listing = {site.name: divided_site(site, classes, division, group) for site in sites}
+        check_apart(listing)
+    how = PictureOptions(size, depth, channels, normalize, augment, cache, lazy, workers)
+    name = place.stem if place.is_file() else place.resolve().name
+    return picture_federation(name or "folders", listing, classes, how)
 
 
 def arrays(path: str | None = None) -> Federation:

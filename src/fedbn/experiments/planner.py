@@ -196,6 +196,7 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     raw = experiment.model_dump(exclude_none=True, exclude={"quick", "reproduce"})
     varied = axes(experiment)
     if not any(key.startswith("data.") for key in varied):  # else each setting has its own
+        raw["data"] = {**federation.settled, **raw["data"]}
         raw["data"].setdefault("name", data_name(experiment.data)[0])
         raw["model"].setdefault("name", suggested(federation.input_shape))
     if experiment.training.local_steps is not None or "training.local_steps" in varied:

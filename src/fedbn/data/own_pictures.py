@@ -1,0 +1,265 @@
+"""A user's own pictures as a federation: in folders or named by a manifest, in memory or not.
+
+A manifest is a table with a row a picture: `path` (relative to the table) and `label`; if you like
+`site`, `patient`, whose pictures are never on both sides of a division, and `split` (train, valid,
+test). Pictures that would take more than half of the free memory are read when they are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import AfterValidator
+from torch import Tensor
+
+from fedbn.core.federation import AnySplit, Client, Federation, Split, check_name, scaled
+from fedbn.data.arrays import places
+from fedbn.data.image_folders import (
+    Division,
+    PictureReader,
+    PictureSet,
+    about_depth,
+    of_one_type,
+    stems_in_both,
+)
+from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
+from fedbn.data.lazy_split import LazySplit, Loader, Source
+from fedbn.data.table_files import Table, by_site, label_classes, read_table
+from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.text import shown
+
+Listing = Mapping[str, Sequence[PictureSet]]
+"""By site the pictures to train on, to test on, and perhaps those for validation."""
+_IMAGENET = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]
+_SPLITS = ("train", "test", "valid")
+
+
+def _means_and_deviations(value: Any) -> Any:
+    if value == "imagenet":
+        return _IMAGENET
+    if value is None or (
+        len(value) == 2 and len(value[0]) == len(value[1]) and all(s > 0 for s in value[1])
+    ):
+        return value
+    raise ValueError("legal are 'imagenet' and [[means], [deviations > 0]], one a channel")
+
+
+Normalize = Annotated[
+    Literal["imagenet"] | list[list[float]] | None, AfterValidator(_means_and_deviations)
+]
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """How one's own pictures become samples; see `own_files.folders`."""
+
+    size: int | None = None
+    depth: int | None = None
+    channels: int = 3
+    normalize: Any = None
+    augment: bool = False
+    cache: bool = False
+    lazy: bool | None = None
+    workers: int = 0
+
+
+def picture_federation(
+    name: str, listing: Listing, classes: Sequence[str], options: PictureOptions
+) -> Federation:
+    """Read the pictures of all sites, or decide to read them when they are needed."""
+    parts = [part for own in listing.values() for part in own]
+    files = [file for part in parts for file in part.files]
+    size, resized = choose_size(files) if options.size is None else (options.size, "")
+    keep = "folders" if options.cache else None
+    reader = PictureReader(size, options.depth or DEPTH, keep, options.channels)
+    normalize = _means_and_deviations(options.normalize)
+    if normalize and len(normalize[0]) != options.channels:
+        raise ConfigError(
+            f"data.normalize has {len(normalize[0])} means, data.channels is {options.channels}"
+        )
+    lazy, said = _too_large(len(files), reader, options)
+    if lazy:
+        clients = _read_later(listing, classes, reader, normalize, options.workers)
+        depth = ""
+    else:
+        read = of_one_type([reader.client(site, own) for site, own in listing.items()])
+        depth = about_depth(read, reader.depth)
+        clients = [c.change(lambda split: _normalised_split(split, normalize)) for c in read]
+    clients = [_grouped(c, listing[c.name], options.augment) for c in clients]
+    alone = any(part.groups for part in parts)
+    remarks = [resized, depth, said, "" if alone else stems_in_both(listing)]
+    told: dict[str, Any] = {"depth": reader.depth} if depth else {}
+    if normalize:
+        told["normalize"] = normalize
+    texts = tuple(text for text in remarks if text)
+    settled = {"lazy": lazy}
+    return Federation(name, tuple(clients), tuple(classes), texts, told, settled=settled)
+
+
+def normalised(x: Tensor, normalize: Sequence[Sequence[float]] | None) -> Tensor:
+    """Bring pixels, scaled to [0, 1], to means of 0 and deviations of 1, as ImageNet's are.
+
+    Examples:
+        >>> normalised(torch.full((1, 1, 1), 255, dtype=torch.uint8), [[0.5], [0.25]]).flatten()
+        tensor([2.])
+    """
+    if not normalize:
+        return x
+    mean, deviation = (torch.tensor(each).reshape(-1, 1, 1) for each in normalize)
+    return ((scaled(x) + 1) / 2 - mean) / deviation
+
+
+def _normalised_split(split: AnySplit, normalize: Any) -> AnySplit:
+    if not normalize or not isinstance(split, Split):
+        return split
+    return replace(split, x=normalised(split.x, normalize))
+
+
+def _grouped(client: Client, parts: Sequence[PictureSet], augment: bool) -> Client:
+    """Add patients to a client's splits, and augmentation to its training."""
+    sets = iter(parts)
+    order = [client.train, client.tests[client.domain], client.valid]
+    train, test, valid = (None if s is None else _with_groups(s, next(sets)) for s in order)
+    assert train is not None
+    assert test is not None
+    if augment:
+        train = replace(train, augment=FlipAndTurn())
+    return replace(client, train=train, tests={client.domain: test}, valid=valid)
+
+
+def _with_groups(split: Any, pictures: PictureSet) -> Any:
+    return replace(split, groups=pictures.numbered)
+
+
+class Pictures:
+    """Files as a Dataset, read one by one."""
+
+    def __init__(self, pictures: PictureSet, reader: PictureReader, normalize: Any):
+        self.files, self.targets = pictures.files, pictures.labels.tolist()
+        self._reader, self._normalize = reader, normalize
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        reader = self._reader
+        with watched():
+            size = (reader.size, reader.size)
+            x = picture_tensor(self.files[index], size, reader.depth, reader.channels)
+        return normalised(x, self._normalize), self.targets[index]
+
+
+def _read_later(
+    listing: Listing, classes: Sequence[str], reader: PictureReader, normalize: Any, workers: int
+) -> list[Client]:
+    sources, whose = [], list[tuple[str, PictureSet]]()
+    for site, parts in listing.items():
+        for name, part in zip(_SPLITS, parts, strict=False):
+            where = f"site {site}, {name}"
+            sources.append(Source.of(Pictures(part, reader, normalize), where, classes))
+            whose.append((site, part))
+    loader = Loader(sources, workers)
+    splits: dict[str, list[LazySplit]] = {site: [] for site in listing}
+    for which, (site, part) in enumerate(whose):
+        splits[site].append(LazySplit.of(loader, which, part.labels))
+    return [
+        Client(site, site, own[0], {site: own[1]}, own[2] if len(own) > 2 else None)
+        for site, own in splits.items()
+    ]
+
+
+def _too_large(count: int, reader: PictureReader, options: PictureOptions) -> tuple[bool, str]:
+    """Decide whether pictures are read when they are needed, and say so."""
+    taken = count * reader.channels * reader.size**2 * (4 if options.normalize else 1)
+    free = free_memory()
+    lazy = taken > free / 2 if options.lazy is None else options.lazy
+    if not lazy:
+        return False, ""
+    why = f"{taken / 1e9:.3g} GB of pixels" + (
+        "" if options.lazy else f", with {free / 1e9:.3g} GB of memory free"
+    )
+    return True, (
+        f"pictures are read when they are needed ({why}): data.workers reads ahead, data.lazy = "
+        "false reads all at once; whether they changed is told by their number and 64 of each part"
+    )
+
+
+def free_memory() -> float:
+    """Bytes that programs may still take; infinite where the system does not tell."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024.0 * int(re.findall(r"MemAvailable:\s+(\d+)", text)[0])
+    except (OSError, IndexError):
+        names = getattr(os, "sysconf_names", {})
+        pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
+        return float(pages * os.sysconf("SC_PAGE_SIZE")) or float("inf")
+
+
+def check_apart(listing: Listing) -> None:
+    """Refuse a patient on both sides of a division."""
+    for site, parts in listing.items():
+        first: dict[str, str] = {}
+        for name, part in zip(_SPLITS, parts, strict=False):
+            for group in part.groups:
+                if first.setdefault(group, name) != name:
+                    raise DataError(
+                        f"site {site}: {group!r} is in both {first[group]} and {name}; all "
+                        "pictures of a patient belong to one of them"
+                    )
+
+
+def manifest_listing(file: Path, division: Division) -> tuple[Listing, tuple[str, ...]]:
+    """Read a manifest: the pictures of each site, divided, and the classes."""
+    table = read_table(file)
+    classes = label_classes({"": table}, "label")
+    sites = by_site(table, "site") if "site" in table.columns else {"data": table}
+    listing: dict[str, Sequence[PictureSet]] = {}
+    for site, rows in sites.items():
+        check_name(site, shown(file))
+        whole = _listed(rows, file.parent, classes)
+        chosen = _chosen(rows)
+        if not chosen:
+            listing[site] = division.divide(whole, site)
+            continue
+        listing[site] = tuple(
+            whole.take(torch.from_numpy(chosen[part])) for part in _SPLITS if part in chosen
+        )
+    check_apart(listing)
+    return listing, classes
+
+
+def _listed(table: Table, home: Path, classes: Sequence[str]) -> PictureSet:
+    files = [home / cell.strip() for cell in table.column("path", "a manifest")]
+    for row, picture in zip(table.rows, files, strict=True):
+        if not picture.is_file():
+            raise DataError(f"{table.where}, row {row}: {shown(picture)}: no such file")
+    cells = [cell.strip() for cell in table.columns["label"]]
+    labels = torch.from_numpy(places(cells, classes, table.where))
+    patients: tuple[str, ...] = ()
+    if "patient" in table.columns:
+        for row in table.gaps("patient"):
+            raise DataError(f"{table.where}, row {row}: no value in 'patient'")
+        patients = tuple(cell.strip() for cell in table.columns["patient"])
+    return PictureSet(tuple(files), labels, patients)
+
+
+def _chosen(table: Table) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+    """The rows of each split; none where the manifest does not divide."""
+    if "split" not in table.columns or len(table.gaps("split")) == len(table):
+        return {}
+    cells = np.array([cell.strip() for cell in table.columns["split"]])
+    for row, cell in zip(table.rows, cells.tolist(), strict=True):
+        if cell not in _SPLITS:
+            raise DataError(f"{table.where}, row {row}: {unknown('split', cell, _SPLITS)}")
+    found = {part: np.flatnonzero(cells == part) for part in _SPLITS if part in cells}
+    for part in ("train", "test"):
+        if part not in found:
+            raise DataError(f"{table.where}: no row of split {part!r} at one of the sites")
+    return found
