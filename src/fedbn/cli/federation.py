@@ -89,6 +89,7 @@ def join(
     policy: Annotated[
         Path | None, typer.Option(help="What the site allows. [default: policy.toml in the folder]")
     ] = None,
+    settings: console.Settings = None,
     trust: console.Trust = None,
     release_affine: Annotated[
         bool, typer.Option("--release-affine", help="Give BatchNorm's affine away at the end.")
@@ -103,7 +104,7 @@ def join(
     home = (folder or home_of(bundle)).resolve()
     options = SiteOptions(
         given.site,
-        site_app.data_section(data),
+        site_app.data_section(data, settings or ()),
         home / "runs",
         given.federation,
         release_affine=release_affine,

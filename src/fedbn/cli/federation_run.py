@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 
 from fedbn.cli import console
@@ -29,7 +30,7 @@ from fedbn.flower.server_app import Service
 from fedbn.flower.site import Site
 from fedbn.flower.site_app import data_section
 from fedbn.flower.site_job import SiteOptions
-from fedbn.runs.folder import RunFolder
+from fedbn.runs.folder import RunFolder, write_atomically
 from fedbn.text import shown
 
 app = console.commands()
@@ -82,12 +83,13 @@ def _of_bundle(
     if experiment and data is None:
         raise ConfigError("--experiment needs --data: the model is made for this site's data")
     given = read_bundle(file)
-    questions = _questions(experiment, settings, given.federation) if experiment else []
+    own = [setting for setting in settings or [] if setting.startswith("data.")]
+    shared = [setting for setting in settings or [] if not setting.startswith("data.")]
+    questions = _questions(experiment, shared, given.federation) if experiment else []
     findings = list(preflight.check_bundle(file, given))
-    return [
-        *findings,
-        *(_examined(home_of(file), given, data, questions) if data is not None else []),
-    ]
+    if data is None:
+        return findings
+    return [*findings, *_examined(home_of(file), given, data_section(data, own), questions)]
 
 
 def _questions(experiment: str | None, settings: list[str] | None, federation: str) -> list[Order]:
@@ -95,15 +97,40 @@ def _questions(experiment: str | None, settings: list[str] | None, federation: s
     return server_app.orders(configuration.checked(raw, str(file)), federation)
 
 
-def _examined(home: Path, given: Bundle, data: str, questions: list[Order]) -> list[Finding]:
+def _examined(
+    home: Path, given: Bundle, data: dict[str, Any], questions: list[Order]
+) -> list[Finding]:
     own = home / "policy.toml"
     policy = read_policy(own) if own.exists() else Policy()
-    site = Site(SiteOptions(given.site, data_section(data), policy=policy, home=home))
+    site = Site(SiteOptions(given.site, data, policy=policy, home=home))
     try:
         asked = (finding for order in questions for finding in site.examined(order))
-        return [*site.described(), *asked]
+        return [*site.described(questions[0] if questions else None), *asked]
     except FedbnError as error:
         return [(False, str(error))]
+
+
+@app.command(epilog="Example: fedbn federation propose FED --out contract.toml")
+def propose(
+    fed: Fed,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it here. [default: print it]")
+    ] = None,
+) -> None:
+    """Propose the contract of an experiment from what the connected sites say of their data.
+
+    Sites say counts and names: of columns, classes and categories that at least 10 rows have. Add
+    units and legal ranges by hand, then put it into the experiment.
+    """
+    console.check_out(out)
+    contract, notes = server_app.propose(FederationFolder(fed.resolve()))
+    for text in notes:
+        say(text)
+    text = tomli_w.dumps({"data": {"contract": contract}})
+    if out is None:
+        emit(text, end="")
+    else:
+        write_atomically(out, text.encode(), ConfigError)
 
 
 @app.command(epilog="Example: fedbn federation run FED my_experiment.toml")

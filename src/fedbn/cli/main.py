@@ -60,6 +60,7 @@ _COMMANDS = {
         "server": "federation",
         "join": "federation",
         "approve": "federation",
+        "propose": "federation_run",
         "check": "federation_run",
         "run": "federation_run",
         "status": "federation",

@@ -118,7 +118,7 @@ def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
     cells = [c for table in tables for c in table.columns[name] if not is_missing(c)]
     if not cells:
         raise DataError(f"{tables[0].where}: column {name!r} has no values; name it in data.drop")
-    if not categorical and all(_is_number(cell) for cell in cells):
+    if not categorical and all(is_number(cell) for cell in cells):
         column = Column(name, None)
         for table in tables:
             _check_cells(table, column)
@@ -142,13 +142,14 @@ def _check_cells(table: Table, column: Column) -> None:
             if value not in column.values:
                 known = ", ".join(column.values[:20])
                 raise DataError(f"{where}: {value!r} is new; the run was trained on {known}")
-        elif not _is_number(cell):
+        elif not is_number(cell):
             raise DataError(f"{where}: {value!r} is not a number")
         elif not abs(float(cell)) <= _LARGEST:
             raise DataError(f"{where}: {value} is not finite in float32; legal are finite numbers")
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Tell whether a cell is written as a number."""
     try:
         float(cell)
     except ValueError:

@@ -12,14 +12,17 @@ import torch
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups, places
-from fedbn.data.table_columns import check_complete, feature_columns, filled
+from fedbn.data.table_columns import Column, check_complete, feature_columns, filled
 from fedbn.data.table_files import Table, by_site, label_classes, repeated_ids, unique_header
 from fedbn.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the columns of tables mean, and how rows are divided; see `own_files.tables`."""
+    """What the columns of tables mean, and how rows are divided; see `own_files.tables`.
+
+    A contract knows the classes and columns of all sites; else they are those found here.
+    """
 
     label: str | None = None
     site: str | None = None
@@ -30,6 +33,8 @@ class TableOptions:
     missing: Literal["error", "mean"] = "error"
     test_share: float = 0.2
     split_seed: int = 0
+    classes: tuple[str, ...] | None = None
+    columns: Sequence[Column] | None = None
 
 
 def table_federation(name: str, tables: Mapping[str, Table], options: TableOptions) -> Federation:
@@ -38,10 +43,10 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     if label is None:
         named = ", ".join(next(iter(tables.values())).columns)
         raise ConfigError(f"data.label is needed for tables: the column of classes, of {named}")
-    classes = label_classes(tables, label)
+    classes = options.classes or label_classes(tables, label)
     others = (options.site, options.id, group, *options.drop)
     no_features = {label, *(name for name in others if name is not None)}
-    columns = feature_columns(tables, no_features, options.categorical)
+    columns = options.columns or feature_columns(tables, no_features, options.categorical)
     if options.missing == "error":
         for table in tables.values():
             check_complete(table, columns)

@@ -121,6 +121,29 @@ class MethodSection(Section):
     )
 
 
+class ColumnSection(Section):
+    """`[[data.contract.columns]]`: one column of every site's table."""
+
+    name: str = Field(description="as it stands in the header")
+    values: list[str] | None = Field(None, min_length=1, description="categories; none: a number")
+    unit: str = Field("", description="for people")
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="legal numbers: the lowest and the highest"
+    )
+
+
+class ContractSection(Section):
+    """`[data.contract]`: what the data of all sites has in common; each is read by it."""
+
+    classes: list[str] = Field(min_length=1, description="the classes, in their order")
+    label: str | None = Field(None, description="the column of classes, unless a site says another")
+    missing: Literal["error", "mean"] = Field("error", description="empty cells of tables")
+    columns: list[ColumnSection] = Field([], description="the features of tables, in their order")
+    size: int | None = Field(None, ge=4, le=4096, description="side of pictures, in pixels")
+    depth: int | None = Field(None, ge=255, description="largest value of 16-bit pictures")
+    shape: list[int] | None = Field(None, min_length=1, description="of a sample")
+
+
 class DataSection(Section):
     """`[data]`: which data; further keys are the data set's own options."""
 
@@ -128,6 +151,7 @@ class DataSection(Section):
 
     name: str | None = Field(None, description="a registered data set, or module:callable")
     path: str | None = Field(None, description="a folder or file of your own")
+    contract: ContractSection | None = Field(None, description="what all sites' data is read by")
     partition: str | None = Field(
         None, description="deal all samples into clients: iid, dirichlet(a) or shards(k)"
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fedbn.core.federation import Client, Federation
 from fedbn.errors import DataError, unknown
+from fedbn.experiments.data_contract import own_classes
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.registry import Held
@@ -17,7 +19,7 @@ def at_site(site: str, source: dict[str, Any]) -> Federation:
 
     Args:
         site: The site.
-        source: The `[data]` section that it joined with.
+        source: The `[data]` section that it joined with, and the contract it was read by.
     """
     held = Held("the configuration of a site's run")
     return alone(DataSection.model_validate(source, context=held), site)
@@ -25,8 +27,15 @@ def at_site(site: str, source: dict[str, Any]) -> Federation:
 
 def alone(section: DataSection, site: str) -> Federation:
     """Load a site's data as a federation of one."""
-    found = load_federation(section)
+    found = load_federation(own_section(section), site)
     return replace(found, clients=(_own(found, site),))
+
+
+def own_section(section: DataSection) -> DataSection:
+    """Recognise a site's own class folders, PATH/CLASS/*.png, beside what is anybody's."""
+    if section.name is None and section.path and own_classes(Path(section.path)):
+        return section.model_copy(update={"name": "folders"})
+    return section
 
 
 def _own(federation: Federation, site: str) -> Client:

@@ -25,6 +25,7 @@ from fedbn.data.partitions import dealt
 from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, reason, unknown
 from fedbn.experiments.configuration import explained
+from fedbn.experiments.data_contract import fitting, reader_of
 from fedbn.experiments.schema import DataSection, ModelSection, TaskSection
 from fedbn.models import suggested
 from fedbn.tasks.making import TaskChoice
@@ -46,13 +47,18 @@ def named_files(path: str | None, section: DataSection | ModelSection) -> list[s
     return [f"read {path}, which {section.held.file} names"] if path and section.held else []
 
 
-def load_federation(section: DataSection) -> Federation:
-    """Load the data a configuration names."""
+def load_federation(section: DataSection, site: str | None = None) -> Federation:
+    """Load the data a configuration names; `site` says whose it is, where it is one site's."""
     name, _ = data_name(section)
     build = registry.find(fedbn.datasets, name, "data set", section.held)
-    options = _options(build, section.options, f"data {name}")
+    options = options_of(build, section.options, f"data {name}")
+    contract = section.contract
+    by_contract = reader_of(name)
     try:
-        federation = build(**options)
+        if contract and by_contract:
+            federation = by_contract(options, contract, site)
+        else:
+            federation = build(**options)
     except FedbnError:
         raise
     except OSError as error:
@@ -62,12 +68,12 @@ def load_federation(section: DataSection) -> Federation:
         raise DataError(f"data {name}: {reason(error)}") from error
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
-    return _dealt(federation, section)
+    return _dealt(fitting(federation, contract) if contract else federation, section)
 
 
 def given_federation(data: Data, section: DataSection) -> Federation:
     """Make a federation of data given from Python, with the options a configuration gives."""
-    options = _options(partial(federation_of, data), section.options, "data")
+    options = options_of(partial(federation_of, data), section.options, "data")
     flat = not isinstance(data, Mapping | Federation)
     if flat and section.partition is None and "site" not in options:
         raise DataError(
@@ -170,7 +176,7 @@ def _unwrapped(name: str, expected: set[str]) -> str:
     return name
 
 
-def _options(build: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def options_of(build: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check options against a data set's signature."""
     parameters = _signature(build, where).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

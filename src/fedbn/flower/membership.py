@@ -191,9 +191,7 @@ class Attendance:
             and site not in self.faults
             and self._ask_again.get(site, 0) <= time.monotonic()
         }
-        content, seconds = messages.put(self._order), min(_HELLO_SECONDS, self._limits.wait)
-        letters = {site: Letter(node, "query", content) for site, node in new.items()}
-        mail = ask(self._grid, letters, f"hello {self._order.seed}", seconds, self._limits)
+        mail = self.question(new)
         for site in self._sites().ordered([*new]):  # the first sets what all must have in common
             try:
                 self._take_in(site, new[site], mail)
@@ -205,6 +203,13 @@ class Attendance:
             except FedbnError as error:
                 self.faults[site] = str(error)
                 self._note(f"{site} is refused: {error}")
+
+    def question(self, nodes: Mapping[str, int] | None = None) -> Mail:
+        """Ask these nodes, or all whose keys are known."""
+        content, seconds = messages.put(self._order), min(_HELLO_SECONDS, self._limits.wait)
+        asked = self._connected() if nodes is None else nodes
+        letters = {site: Letter(node, "query", content) for site, node in asked.items()}
+        return ask(self._grid, letters, f"hello {self._order.seed}", seconds, self._limits)
 
     def gather(self, least: int) -> None:
         """Wait until enough members are connected; take in sites that are new.

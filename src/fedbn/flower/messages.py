@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,6 +26,7 @@ from fedbn.core.federation import A_CLASS, Client, Federation, Target, blank_cli
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.errors import ConfigError, FedbnError, ModelError
 from fedbn.experiments.configuration import checked
+from fedbn.experiments.data_survey import SiteReport
 from fedbn.experiments.environment import weights_hash
 from fedbn.experiments.jobs import Job, Setting
 from fedbn.methods import parse_method
@@ -75,7 +76,8 @@ class Order(_Document):
     """What the server asks of a site.
 
     Attributes:
-        kind: Say what you are; train a round; score the state that is sent; the run is over.
+        kind: Say what you are; say what your data is; train a round; score the state that is
+            sent; the run is over.
         federation: The federation's identity.
         run: The run's name at the server.
         method: The method as one writes it.
@@ -97,7 +99,7 @@ class Order(_Document):
         best: The best round so far, where the best one is to be used; 0 for the last.
     """
 
-    kind: Literal["hello", "train", "score", "end"]
+    kind: Literal["hello", "report", "train", "score", "end"]
     federation: Name
     run: Name
     method: str
@@ -196,6 +198,12 @@ class Sorry(_Document):
 
     reason: str = Field(max_length=2000)
     waiting: bool = False
+
+
+class Reported(_Document):
+    """What a site says of its data where there is no contract yet."""
+
+    report: SiteReport
 
 
 class Noted(_Document):
@@ -325,10 +333,21 @@ def order_of(job: Job, federation: str, run: str) -> Order:
         method=method,
         setting=setting,
         seed=seed,
-        experiment={**raw, "data": {}, "sweep": {}},
+        experiment={**raw, "data": _contract(raw), "sweep": {}},
         version=__version__,
         weights=weights_hash(weights) if weights else "",
     )
+
+
+def report_order(federation: str) -> Order:
+    """Ask sites what their data is."""
+    about = {"run": "report", "method": "", "setting": "", "seed": 0, "experiment": {}}
+    return Order(kind="report", federation=federation, version=__version__, **about)
+
+
+def _contract(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `[data]` concerns all sites."""
+    return {key: value for key, value in raw["data"].items() if key == "contract"}
 
 
 def job_of(order: Order, device: str | None = None, weights: Path | None = None) -> Job:

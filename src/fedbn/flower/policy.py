@@ -57,8 +57,9 @@ class Policy(BaseModel):
     max_rounds: int = Field(1000, ge=1, description="rounds of a run, at most")
     max_runs: int = Field(100, ge=1, description="runs whose folders lie here, at most")
     max_steps: int = Field(0, ge=0, description="batches a round, at most; 0: 100 own epochs")
-    sends: list[Literal["loss", "scores"]] = Field(
-        ["loss", "scores"], description="numbers that go to the server"
+    sends: list[Literal["loss", "scores", "names"]] = Field(
+        ["loss", "scores", "names"],
+        description="numbers that go to the server; names: of columns, classes and categories",
     )
     approval: bool = Field(True, description="a person approves every new experiment")
 
@@ -200,7 +201,7 @@ class Asked:
 def asked_by(order: Order, plan: Plan) -> Asked:
     """The experiment of an order, as a person approves it."""
     facts = {key: value for key, value in order.experiment.items() if key not in _OF_NO_MATTER}
-    contract = {
+    fits = {
         "classes": list(plan.federation.classes),
         "input_shape": list(plan.federation.input_shape),
         "schema_hash": schema_hash(entries(plan.initial_model)),
@@ -208,8 +209,9 @@ def asked_by(order: Order, plan: Plan) -> Asked:
     }
     # Where a site's files lie and what it trains on is its own affair.
     facts["model"] = {key: v for key, v in facts.get("model", {}).items() if key != "weights"}
+    facts["contract"] = order.experiment.get("data", {}).get("contract", {})
     facts["training"] = {k: v for k, v in facts.get("training", {}).items() if k != "device"}
-    return Asked({**facts, "contract": contract}, order.run, _now())
+    return Asked({**facts, "fits": fits}, order.run, _now())
 
 
 class Approvals:

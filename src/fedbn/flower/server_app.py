@@ -18,19 +18,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid as FlowerGrid, ServerApp
 
 from fedbn.core.plan import remarks
-from fedbn.errors import ConfigError, FedbnError
+from fedbn.errors import ConfigError, FedbnError, TooFewClients
 from fedbn.experiments import configuration
 from fedbn.experiments.configuration import checked, read_toml, with_settings
+from fedbn.experiments.data_survey import SiteReport, proposed
 from fedbn.experiments.environment import environment_of, same_run
 from fedbn.experiments.jobs import Event, Job, Listener, jobs
 from fedbn.experiments.planner import resolved
 from fedbn.experiments.runner import Note, Run, run_jobs
 from fedbn.experiments.schema import Experiment
+from fedbn.flower import messages
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
 from fedbn.flower.membership import Attendance, Expected
-from fedbn.flower.messages import Order, check_job, order_of
+from fedbn.flower.messages import Order, Reported, check_job, order_of, report_order
 from fedbn.flower.messaging import Grid, Limits
 from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import Finding
@@ -215,6 +217,32 @@ def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[F
     expected = expected_sites(folder, None)
     with grid_of(folder) as grid:
         return list(ask_sites(grid, questions, expected))
+
+
+def propose(folder: FederationFolder) -> tuple[dict[str, Any], list[str]]:
+    """Propose a contract from what the sites that are connected say of their data."""
+    set_environment(folder)
+    quicken()
+    expected = expected_sites(folder, None)
+    with grid_of(folder) as grid:
+        return ask_reports(grid, report_order(folder.read().id), expected)
+
+
+def ask_reports(grid: Grid, order: Order, expected: Expected) -> tuple[dict[str, Any], list[str]]:
+    """Ask sites what their data is, and propose a contract; who does not say is named."""
+    here = Attendance(grid, order, lambda: expected, Limits(wait=120.0))
+    mail, reports, notes = here.question(), list[SiteReport](), list[str]()
+    for site in expected.names:
+        try:
+            if site not in mail.contents:
+                raise FedbnError(mail.faults.get(site, "not connected"))
+            reports.append(messages.get(mail.contents[site], Reported).report)
+        except FedbnError as error:
+            notes.append(f"{site} says nothing: {error}")
+    if not reports:
+        raise TooFewClients(f"no site said what its data is: {'; '.join(notes)}")
+    contract, said = proposed(reports)
+    return contract, [*notes, *said]
 
 
 def add_site(folder: FederationFolder, site: str) -> Path:

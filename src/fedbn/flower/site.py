@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 
 import torch
 from flwr.app import Message, RecordDict
 
 from fedbn import __version__
-from fedbn.core.federation import Client, Federation, check_federation
+from fedbn.core.federation import Federation, check_federation
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
 from fedbn.errors import ConfigError, FedbnError, reason
+from fedbn.experiments.data_survey import SiteReport, report_of
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
-from fedbn.experiments.schema import DataSection
+from fedbn.experiments.schema import ContractSection, DataSection
 from fedbn.experiments.site_data import alone
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
-from fedbn.flower.policy import Approvals, asked_by, check_order, check_runs
+from fedbn.flower.policy import Approvals, Forbidden, asked_by, check_order, check_runs
 from fedbn.flower.site_job import Desk, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
 
@@ -37,6 +37,7 @@ class Site:
         check_name(options.name, "site")
         self.options = options
         self._desks: dict[str, Desk] = {}
+        self._contracted: tuple[ContractSection, Federation] | None = None
 
     def answer(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """Do what a message asks; `state` is Flower's memory of this site.
@@ -47,6 +48,8 @@ class Site:
         training = messages.SHARED in content
         order = messages.get(content, Order, *([messages.SHARED] if training else []))
         self._check(order)
+        if order.kind == "report":
+            return messages.put(messages.Reported(report=self.report()))
         if order.kind == "hello":
             plan = self._plan(order)
             self._allow(order, plan)
@@ -59,6 +62,12 @@ class Site:
         if not training:
             raise messages.Unreadable(f"an order to {order.kind} without the shared part")
         return desk.work(order, content.array_records[messages.SHARED], state)
+
+    def report(self) -> SiteReport:
+        """Say what the site's data is, in counts and names."""
+        if "names" not in self.options.policy.sends:
+            raise Forbidden("the site's policy forbids to name columns and classes (sends)")
+        return report_of(DataSection.model_validate(dict(self.options.data)), self.options.name)
 
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
         """Say what the site would answer, and whether it may: without a server."""
@@ -86,26 +95,33 @@ class Site:
 
     @cached_property
     def _federation(self) -> Federation:
+        return self._read(None)
+
+    def _read(self, contract: ContractSection | None) -> Federation:
         section = DataSection.model_validate(dict(self.options.data))
-        found = alone(section, self.options.name)
+        found = alone(section.model_copy(update={"contract": contract}), self.options.name)
         check_federation(found)
         return found
 
-    def client(self, validation: float, seed: int) -> Client:
-        """The site's data, with its validation part held out."""
-        federation = self._federation
-        if validation:
-            federation = with_validation(federation, validation, seed)
-        return federation.clients[0]
+    def _fitting(self, contract: ContractSection | None) -> Federation:
+        """The site's data, read by a contract where there is one."""
+        if contract is None:
+            return self._federation
+        if self._contracted is None or self._contracted[0] != contract:
+            self._contracted = contract, self._read(contract)
+        return self._contracted[1]
 
-    def described(self) -> list[tuple[bool, str]]:
+    def described(self, order: Order | None = None) -> list[tuple[bool, str]]:
         """Say what the site would bring, and what is odd or wrong about its data."""
-        client, federation = self.client(0, 0), self._federation
+        contract = self._job(order).setting.experiment.data.contract if order else None
+        federation = self._fitting(contract)
+        (client,) = federation.clients
         found = [
             (True, f"fedbn {__version__}, torch {torch.__version__}"),
             (True, f"{len(client.train):,} training samples of shape {federation.input_shape}"),
             (True, f"{len(federation.classes)} classes, hash {digest(federation.classes)}"),
         ]
+        found += [(True, text) for text in federation.remarks] if contract else []
         for one in examine(federation):
             found.append((one.severity != "error", f"data, {one.severity}: {one.text}"))
         return found
@@ -134,8 +150,12 @@ class Site:
 
     def _alone(self, order: Order) -> Federation:
         """The site's data as a federation of one, as an order wants it split."""
-        share = self._job(order).setting.experiment.evaluation.validation
-        return replace(self._federation, clients=(self.client(share, order.seed),))
+        experiment = self._job(order).setting.experiment
+        federation, share = (
+            self._fitting(experiment.data.contract),
+            experiment.evaluation.validation,
+        )
+        return with_validation(federation, share, order.seed) if share else federation
 
     def _job(self, order: Order) -> Job:
         return job_of(order, self.options.device, self.options.weights)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedbn.errors import ConfigError, FedbnError
-from fedbn.experiments.configuration import looks_like_path
+from fedbn.experiments.configuration import looks_like_path, with_settings
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
 from fedbn.flower import messages
@@ -202,6 +203,12 @@ def _client_names(data: str) -> list[str]:
     return [client.name for client in load_federation(section).clients]
 
 
-def data_section(data: str) -> dict[str, str]:
-    """Understand a site's data: a path, or a data set's name."""
-    return {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
+def data_section(data: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+    """Understand a site's data: a path, or a data set's name, and its own `data.KEY=VALUE`."""
+    named = {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
+    raw = with_settings({"data": named}, settings)
+    if other := raw.keys() - {"data"}:
+        raise ConfigError(
+            f"--set {min(other)}: only data.KEY=VALUE is a site's own; all else is the server's"
+        )
+    return dict(raw["data"])

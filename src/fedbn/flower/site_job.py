@@ -90,8 +90,9 @@ class SiteRun:
     def begin(self, job: Job, data: Mapping[str, Any], federation: Federation) -> None:
         """Write down what is run, or refuse what is not what lies there under this name."""
         experiment = job.setting.experiment
-        named = {"name": "at_site", "site": self._site, "source": dict(data)}
-        raw = experiment.model_dump(exclude_unset=True) | {"data": named}
+        raw = experiment.model_dump(exclude_unset=True, exclude_none=True)
+        source = {**raw.get("data", {}), **data}  # the contract, and where the samples are
+        raw["data"] = {"name": "at_site", "site": self._site, "source": source}
         config = resolved(checked(raw, "the server's configuration", experiment.held), federation)
         facts = {
             "data": federation.fingerprint(),

@@ -1,0 +1,196 @@
+"""What the data of all sites of a federation has in common, and reading a site's data by it.
+
+No site knows the classes, categories and sizes of the others, so the experiment says them. A site
+that lacks a class fits and says so; another category, column or unit does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedbn.core.federation import Federation
+from fedbn.data.image_folders import (
+    Division,
+    PictureReader,
+    SiteFolders,
+    divided_site,
+    find_site,
+    find_sites,
+    folder_classes,
+    of_one_type,
+)
+from fedbn.data.images import DEPTH, is_picture
+from fedbn.data.storage import subfolders
+from fedbn.data.table_columns import Column, is_number
+from fedbn.data.table_files import Table, is_missing, read_sites, read_table, table_files
+from fedbn.data.tables import TableOptions, table_federation
+from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.experiments.schema import ColumnSection, ContractSection
+from fedbn.text import shown
+
+_MOST_OUTSIDE = 0.05  # a larger share outside a legal range is another unit, or another column
+Options = Mapping[str, Any]
+
+
+def reader_of(name: str) -> Callable[[Options, ContractSection, str | None], Federation] | None:
+    """What reads files of one's own by a contract; None for a data set that reads itself."""
+    return {"tables": _tables, "folders": _folders}.get(name)
+
+
+def fitting(federation: Federation, contract: ContractSection) -> Federation:
+    """Refuse data that does not fit a contract; say which classes are not there.
+
+    Raises:
+        DataError: Other classes, or samples of another shape.
+    """
+    classes = tuple(contract.classes)
+    if federation.classes != classes[: len(federation.classes)]:
+        raise DataError(
+            f"data {federation.name}: classes {', '.join(federation.classes)}; the contract says "
+            f"{', '.join(classes)}"
+        )
+    if contract.shape and federation.input_shape != tuple(contract.shape):
+        raise DataError(
+            f"data {federation.name}: samples of shape {federation.input_shape}, the contract says "
+            f"{tuple(contract.shape)}"
+        )
+    found = replace(federation, classes=classes)
+    return replace(found, remarks=(*found.remarks, *_missing_classes(found)))
+
+
+def _missing_classes(federation: Federation) -> list[str]:
+    """Say which classes a client lacks; that is fine."""
+    said = []
+    for client in federation.clients:
+        there = {int(y) for y in client.train.y.unique()} if client.train.y is not None else None
+        lacks = [c for i, c in enumerate(federation.classes) if there and i not in there]
+        if lacks:
+            said.append(f"{client.name} has no training sample of class {', '.join(lacks)}")
+    return said
+
+
+def _folders(given: Options, contract: ContractSection, site: str | None) -> Federation:
+    """Read pictures: PATH/SITE/CLASS/*, or PATH/CLASS/* where they are one site's."""
+    if contract.size is None:
+        raise ConfigError("data.contract.size is needed for pictures: the side in pixels")
+    path = Path(given["path"])
+    sites = own_pictures(path, site)
+    for name in folder_classes(sites):
+        if name not in contract.classes:
+            raise DataError(f"{shown(path)}: folder {unknown('class', name, contract.classes)}")
+    division = Division(given.get("test_share", 0.2), given.get("split_seed", 0))
+    keep = "folders" if given.get("cache") else None
+    reader = PictureReader(contract.size, contract.depth or DEPTH, keep)
+    clients = [reader.client(s.name, divided_site(s, contract.classes, division)) for s in sites]
+    deep = any(part.dtype.is_floating_point for client in clients for part in client.splits)
+    if deep and contract.depth is None:
+        raise DataError(f"{shown(path)}: 16-bit pictures; the contract has no depth for them")
+    return Federation(
+        path.resolve().name,
+        of_one_type(clients),
+        tuple(contract.classes),
+        preparation={"depth": reader.depth} if deep else {},
+    )
+
+
+def own_pictures(path: Path, site: str | None) -> list[SiteFolders]:
+    """Find the pictures of sites; below PATH lie sites, or, at a site, its own class folders."""
+    if site and own_classes(path):
+        return [replace(find_site(path), name=site)]
+    found = find_sites(path)
+    return [one for one in found if site in (None, one.name)] or found
+
+
+def own_classes(path: Path) -> bool:
+    """Tell whether the folders right below a path are classes, or train/ and test/ of them."""
+    below = subfolders(path) if path.is_dir() else []
+    divided = bool(below) and {folder.name for folder in below} <= {"train", "test", "valid"}
+    return divided or any(is_picture(file) for folder in below for file in folder.iterdir())
+
+
+def _tables(given: Options, contract: ContractSection, site: str | None) -> Federation:
+    """Read tables: one file a site, one plain file of one site, or one with a column of sites."""
+    path = Path(given["path"])
+    found = own_tables(given, site)
+    label = given.get("label") or contract.label
+    if label is None:
+        raise ConfigError("data.contract.label or data.label is needed: the column of classes")
+    remarks = [text for table in found.values() for text in _checked(table, contract, label)]
+    options = TableOptions(
+        **{
+            **{key: value for key, value in given.items() if key != "path"},
+            "label": label,
+            "missing": contract.missing,
+            "classes": tuple(contract.classes),
+            "columns": [
+                Column(c.name, tuple(c.values) if c.values else None) for c in _of(contract)
+            ],
+        }
+    )
+    federation = table_federation(path.resolve().stem, found, options)
+    return replace(federation, remarks=(*federation.remarks, *remarks))
+
+
+def own_tables(given: Options, site: str | None) -> dict[str, Table]:
+    """Read the tables of sites; a plain file without a column of sites is one site's."""
+    path, column = Path(given["path"]), given.get("site")
+    files = table_files(path)
+    if column is None and len(files) == 1:
+        return {site or files[0].stem: read_table(files[0])}
+    found = read_sites(path, column)
+    if site is None or site in found:
+        return found
+    raise DataError(f"{shown(path)}: {unknown('site', site, found)}")
+
+
+def _of(contract: ContractSection) -> Sequence[ColumnSection]:
+    if not contract.columns:
+        raise ConfigError(
+            "data.contract.columns is needed for tables: one [[data.contract.columns]] a feature"
+        )
+    return contract.columns
+
+
+def _checked(table: Table, contract: ContractSection, label: str) -> list[str]:
+    """Refuse a table that does not fit the contract; say what is there beside it."""
+    table.column(label, "data.label")
+    remarks = [text for column in _of(contract) for text in _column(table, column)]
+    known = {label, *(column.name for column in contract.columns)}
+    beside = [name for name in table.columns if name not in known]
+    if beside:
+        remarks.append(f"{table.where}: not in the contract and not read: {', '.join(beside)}")
+    return remarks
+
+
+def _column(table: Table, column: ColumnSection) -> list[str]:
+    found = table.column(column.name, "the contract")
+    cells = [
+        (row, cell.strip())
+        for row, cell in zip(table.rows, found, strict=True)
+        if not is_missing(cell)
+    ]
+    for row, cell in cells:
+        where = f"{table.where}, row {row}, column {column.name!r}"
+        if column.values is not None and cell not in column.values:
+            known = ", ".join(column.values[:20])
+            raise DataError(f"{where}: {cell!r} is not a category of the contract: {known}")
+        if column.values is None and not is_number(cell):
+            raise DataError(f"{where}: {cell!r} is not a number")
+    return _outside(table, column, [float(cell) for _, cell in cells if column.range])
+
+
+def _outside(table: Table, column: ColumnSection, values: Sequence[float]) -> list[str]:
+    """Say what share of the values lies outside the legal range; refuse a large one."""
+    if column.range is None or not values:
+        return []
+    low, high = column.range
+    share = sum(not low <= value <= high for value in values) / len(values)
+    unit = f" {column.unit}" if column.unit else ""
+    said = f"{table.where}: column {column.name!r}: {share:.1%} of its values lie outside the "
+    said += f"contract's {low:g} to {high:g}{unit}"
+    if share > _MOST_OUTSIDE:
+        raise DataError(f"{said}: another unit, or another column?")
+    return [said] if share else []

@@ -1,0 +1,193 @@
+"""What a site may say of its data before there is a contract, and the contract it leads to.
+
+Counts and names only: of columns, of classes, and of categories that enough rows have. Nothing is
+said of a number, and nothing of a single sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedbn.core.federation import Federation, all_targets
+from fedbn.data.image_folders import listed
+from fedbn.data.images import choose_size
+from fedbn.data.table_columns import is_number
+from fedbn.data.table_files import Table, is_missing
+from fedbn.errors import ConfigError, DataError
+from fedbn.experiments.data_contract import own_pictures, own_tables
+from fedbn.experiments.schema import DataSection
+from fedbn.experiments.site_data import alone, own_section
+from fedbn.experiments.sources import data_name
+
+LEAST = 10
+"""Rows that must have a category for it to be named."""
+_MOST_CATEGORIES = 50
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ColumnReport(_Part):
+    """A column of a site's table: its name, categories (None: numbers), and what is not said."""
+
+    name: str = Field(max_length=200)
+    values: tuple[str, ...] | None = Field(None, max_length=_MOST_CATEGORIES)
+    rare: int = Field(0, ge=0)
+    missing: int = Field(0, ge=0)
+
+
+class SiteReport(_Part):
+    """What a site says of its data."""
+
+    site: str = Field(max_length=100)
+    kind: str = Field(max_length=100)
+    samples: int = Field(ge=0)
+    classes: dict[str, int] = Field(max_length=1000)
+    label: str | None = None
+    columns: tuple[ColumnReport, ...] = Field((), max_length=10_000)
+    size: int | None = None
+    shape: tuple[int, ...] | None = None
+
+
+def report_of(section: DataSection, site: str) -> SiteReport:
+    """Say what a site's data is, in counts and names."""
+    section = own_section(section)
+    name, _ = data_name(section)
+    if name == "tables":
+        return _of_table(section, site)
+    if name == "folders":
+        return _of_pictures(section, site)
+    return _of_others(name, alone(section, site), site)
+
+
+def _of_table(section: DataSection, site: str) -> SiteReport:
+    label = section.options.get("label")
+    table = own_tables(section.options, site)[site]
+    if label is None:
+        raise ConfigError(
+            f"data.label is needed: the column of classes, of {', '.join(table.columns)}"
+        )
+    counts = Counter(cell.strip() for cell in table.column(label, "data.label"))
+    no_features = {label, *section.options.get("drop", ())}
+    no_features |= {section.options.get(key) for key in ("site", "id", "group")}
+    columns = [
+        _column(table, name, name in section.options.get("categorical", ()))
+        for name in table.columns
+        if name not in no_features
+    ]
+    return SiteReport(
+        site=site,
+        kind="tables",
+        samples=len(table),
+        classes={name: count for name, count in counts.items() if count >= LEAST},
+        label=label,
+        columns=tuple(columns),
+    )
+
+
+def _column(table: Table, name: str, categorical: bool) -> ColumnReport:
+    cells = [cell.strip() for cell in table.columns[name] if not is_missing(cell)]
+    missing = len(table) - len(cells)
+    if not categorical and all(map(is_number, cells)):
+        return ColumnReport(name=name, missing=missing)
+    counts = Counter(cells)
+    common = sorted(value for value, count in counts.items() if count >= LEAST)
+    if len(common) > _MOST_CATEGORIES:
+        raise DataError(
+            f"{table.where}: column {name!r} has {len(common)} categories; name it in data.drop"
+        )
+    return ColumnReport(
+        name=name, values=tuple(common), rare=len(counts) - len(common), missing=missing
+    )
+
+
+def _of_pictures(section: DataSection, site: str) -> SiteReport:
+    folders = next(own for own in own_pictures(Path(section.options["path"]), site))
+    parts = chain.from_iterable(folders.parts.values())
+    files = {folder.name: listed({folder.name: [folder]}, [folder.name]).files for folder in parts}
+    size = section.options.get("size")
+    return SiteReport(
+        site=site,
+        kind="folders",
+        samples=sum(map(len, files.values())),
+        classes={name: len(found) for name, found in files.items()},
+        size=size or choose_size([file for found in files.values() for file in found])[0],
+    )
+
+
+def _of_others(name: str, federation: Federation, site: str) -> SiteReport:
+    (client,) = federation.clients
+    counts = Counter(all_targets(client.train).tolist())
+    return SiteReport(
+        site=site,
+        kind=name,
+        samples=len(client.train),
+        classes={label: counts[place] for place, label in enumerate(federation.classes)},
+        shape=federation.input_shape,
+    )
+
+
+def proposed(reports: Sequence[SiteReport]) -> tuple[dict[str, Any], list[str]]:
+    """Make a contract of what sites report; gives it as TOML values, and what a person should read.
+
+    Raises:
+        DataError: The sites have data of different kinds.
+    """
+    kinds = {report.site: report.kind for report in reports}
+    if len({*kinds.values()}) > 1:
+        said = ", ".join(f"{site} {kind}" for site, kind in kinds.items())
+        raise DataError(f"the sites' data is of different kinds: {said}")
+    first = reports[0]
+    classes = _ordered({name for report in reports for name in report.classes})
+    contract: dict[str, Any] = {"classes": classes}
+    notes = [
+        f"{report.site} has no class {name}, or fewer than {LEAST} of it"
+        for report in reports
+        for name in classes
+        if not report.classes.get(name)
+    ]
+    if first.kind == "tables":
+        columns, more = _columns(reports)
+        gaps = any(column.missing for report in reports for column in report.columns)
+        contract |= {"label": first.label, "missing": "mean" if gaps else "error"}
+        return {**contract, "columns": columns}, [*notes, *more]
+    if first.kind == "folders":
+        return {**contract, "size": min(report.size or 0 for report in reports)}, notes
+    return {**contract, "shape": list(first.shape or ())}, notes
+
+
+def _columns(reports: Sequence[SiteReport]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The columns that all sites have; categories are those of all of them."""
+    found, notes = [], []
+    by_site = {report.site: {c.name: c for c in report.columns} for report in reports}
+    for name in dict.fromkeys(c.name for report in reports for c in report.columns):
+        lacking = [site for site, columns in by_site.items() if name not in columns]
+        if lacking:
+            notes.append(f"column {name!r} is left out: {', '.join(lacking)} has none")
+            continue
+        each = {site: columns[name] for site, columns in by_site.items()}
+        texts = [column.values for column in each.values() if column.values is not None]
+        if texts and len(texts) < len(each):
+            numbers = [site for site, column in each.items() if column.values is None]
+            notes.append(f"column {name!r}: numbers at {', '.join(numbers)}, texts elsewhere")
+        rare = sum(column.rare for column in each.values())
+        if rare:
+            notes.append(f"column {name!r}: {rare} rare categories are not named; add them by hand")
+        values = _ordered({*chain.from_iterable(texts)})
+        found.append({"name": name, **({"values": values} if texts else {})})
+    return found, notes
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Sort names: by value where all are numbers."""
+    try:
+        return sorted(names, key=lambda name: (float(name), name))
+    except ValueError:
+        return sorted(names)

@@ -1,0 +1,128 @@
+"""Four hospitals with one CSV each: proposed, checked and trained by one contract."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import Bench, FakeGrid
+from typer.testing import CliRunner
+
+from fedbn.cli.main import app
+from fedbn.errors import ConfigError, TooFewClients
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.jobs import jobs
+from fedbn.experiments.planner import Planner
+from fedbn.experiments.runner import Memory, run_plan
+from fedbn.flower import server_app, site_app
+from fedbn.flower.membership import Expected
+from fedbn.flower.messages import report_order
+from fedbn.flower.policy import Policy
+from fedbn.flower.site import Site
+from fedbn.flower.site_job import SiteOptions
+from fedbn.runs import metrics
+
+NAMES = ("nyu", "usm")
+RAW = {
+    "methods": ["fedbn"],
+    "seeds": [0],
+    "training": {"rounds": 2, "batch_size": 8},
+    "model": {"name": "mlp", "args": {"hidden": [8]}},
+}
+
+
+def write(file: Path, seed: int, pains: tuple[str, ...] = ("low", "mid")) -> Path:
+    draw, lines = random.Random(seed), ["age,pain,out"]
+    for number in range(80):
+        lines.append(f"{draw.randint(30, 80)},{draw.choice(pains)},{number % 2}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def grid_of(bench: Bench, tmp_path: Path, **options: object) -> FakeGrid:
+    made = []
+    for seed, name in enumerate(NAMES):
+        pains = ("low", "mid") if seed else ("mid", "high")
+        file = write(tmp_path / "at" / name / "export.csv", seed, pains)
+        write(tmp_path / "all" / f"{name}.csv", seed, pains)
+        data = site_app.data_section(str(file), ["data.label=out"])
+        folder = bench.root / "sites" / name
+        made.append(Site(SiteOptions(name, data, folder, "fed", **options)))  # type: ignore[arg-type]
+    return FakeGrid(made)
+
+
+def expected() -> Expected:
+    return Expected(NAMES, {name.encode(): name for name in NAMES}, len(NAMES))
+
+
+def test_tables_join_by_a_contract_that_the_sites_reports_proposed(
+    bench: Bench, tmp_path: Path
+) -> None:
+    grid = grid_of(bench, tmp_path)
+    contract, notes = server_app.ask_reports(grid, report_order("fed"), expected())
+    assert notes == []
+    raw = {**RAW, "data": {"contract": contract}}
+    found = metrics.read(bench.run(grid, raw, expected=expected()).metrics)
+    embedded = {**RAW, "data": {"contract": contract, "path": str(tmp_path / "all")}}
+    memory = Memory()
+    run_plan(Planner().plan(jobs(checked(embedded))[0]), memory, workers=1)
+    key = ("round", "client", "split", "metric", "value")
+    wanted = {tuple(vars(record)[k] for k in key) for record in memory.records}
+    assert {tuple(record[k] for k in key) for record in found} == wanted
+
+
+def test_without_a_contract_sites_with_other_categories_are_refused(
+    bench: Bench, tmp_path: Path
+) -> None:
+    with pytest.raises(TooFewClients, match="column of sites"):
+        bench.run(grid_of(bench, tmp_path), RAW, expected=expected())
+
+
+def test_a_site_that_does_not_fit_the_contract_is_refused_by_name(
+    bench: Bench, tmp_path: Path
+) -> None:
+    columns = [{"name": "age"}, {"name": "pain", "values": ["low", "mid"]}]
+    contract = {"classes": ["0", "1"], "columns": columns}
+    with pytest.raises(TooFewClients, match=r"nyu: .*column 'pain': 'high' is not a category"):
+        bench.run(
+            grid_of(bench, tmp_path), {**RAW, "data": {"contract": contract}}, expected=expected()
+        )
+
+
+def test_a_site_may_keep_its_names_to_itself(bench: Bench, tmp_path: Path) -> None:
+    quiet = grid_of(bench, tmp_path, policy=Policy(approval=False, sends=[]))
+    with pytest.raises(TooFewClients, match="forbids to name columns and classes"):
+        server_app.ask_reports(quiet, report_order("fed"), expected())
+
+
+def test_a_site_sets_its_own_data_and_nothing_else() -> None:
+    assert site_app.data_section("digits_mini", ["data.size=8"]) == {
+        "name": "digits_mini",
+        "size": 8,
+    }
+    with pytest.raises(ConfigError, match=r"--set training: only data\.KEY=VALUE is a site's own"):
+        site_app.data_section("digits_mini", ["training.lr=1"])
+
+
+def test_check_compares_a_sites_table_with_the_contract(tmp_path: Path) -> None:
+    folder = server_app.make(tmp_path / "fed", NAMES)
+    file = write(tmp_path / "export.csv", 0)
+    toml = tmp_path / "mine.toml"
+    toml.write_text(
+        'methods = ["fedbn"]\n[training]\nbatch_size = 8\n[data.contract]\nclasses = ["0", "1"]\n'
+        '[[data.contract.columns]]\nname = "age"\nrange = [0.0, 120.0]\n'
+        '[[data.contract.columns]]\nname = "pain"\nvalues = ["low", "mid"]\n'
+    )
+    line = ["federation", "check", str(folder.bundle("nyu")), "--data", str(file)]
+    line += ["--set", "data.label=out", "--experiment", str(toml)]
+    said = CliRunner().invoke(app, line).output
+    assert "64 training samples of shape (3,)" in said
+    assert "WRONG  waits for approval" in said
+    file.write_text(file.read_text().replace("mid", "severe"))
+    said = CliRunner().invoke(app, line).output
+    assert "column 'pain': 'severe' is not a category of the contract: low, mid" in said
