@@ -22,7 +22,14 @@ def page() -> str:
     from fedbn.cli.main import app
 
     whole = typer.main.get_command(app)
-    return "\n".join([_HEAD, *_section(whole, click.Context(whole, info_name="fedbn"))])
+    return "\n".join([_HEAD, *_section(whole, _looking(whole, "fedbn"))])
+
+
+def _looking(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> click.Context:
+    """A context without words, which a command would miss."""
+    return click.Context(command, info_name=name, parent=parent, resilient_parsing=True)
 
 
 def _section(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -39,7 +46,7 @@ def _section(command: click.Command, context: click.Context) -> Iterator[str]:
         yield _examples(_plain(command.epilog)) + "\n"
     for word in getattr(command, "commands", ()):
         _, below, _ = command.resolve_command(context, [word])
-        yield from _section(below, click.Context(below, info_name=word, parent=context))
+        yield from _section(below, _looking(below, word, context))
 
 
 def _plain(text: str | None) -> str:

@@ -100,7 +100,8 @@ class Commands(TyperGroup):
                 if _COMPLETING in os.environ:
                     return name, command, rest
                 # Prints help or refuses what nobody knows, and ends there; or nothing happens.
-                command.make_context(name, list(rest), parent=ctx)
+                lenient = ctx.resilient_parsing  # who only looks gives no words
+                command.make_context(name, list(rest), parent=ctx, resilient_parsing=lenient)
             command = _loaded(module, name)
         return name, command, rest
 
