@@ -240,6 +240,20 @@ def test_two_classes_of_one_name(tmp_path: Path) -> None:
     assert "two classes are called 'cat'" in answer.line
 
 
+@pytest.mark.shows("D33")
+def test_an_archive_that_unpacks_to_more_than_the_memory_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sites = write_sites(tmp_path / "sites")
+    np.savez_compressed(sites / "b.npz", train_x=np.zeros((4000, 6000), "float32"))
+    assert (sites / "b.npz").stat().st_size < 10**6
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 20_000}
+    monkeypatch.setattr(os, "sysconf", lambda name: pages[name])
+    answer = call("run", "--data", sites, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert "b.npz: unpacks to 0.1 GB" in answer.line
+
+
 @pytest.mark.parametrize("second", ["Cat", "cat ", "ｃat"])
 def test_classes_that_differ_in_case_or_signs_only_are_pointed_out(
     second: str, tmp_path: Path

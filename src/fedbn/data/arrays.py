@@ -7,6 +7,7 @@ as they are. Images may be (n, h, w), (n, h, w, c) or (n, c, h, w).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
             if not isinstance(content, np.lib.npyio.NpzFile):
                 raise DataError(f"{file}: not an npz file")
+            _check_size(content, file)
             found = {key: content[key] for key in content.files}
     except DataError:
         raise
@@ -129,6 +131,18 @@ def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
         if not isinstance(value, np.ndarray):
             raise DataError(f"{file}: {shown(key)} is not an array; legal are .npy members")
     return found
+
+
+def _check_size(content: np.lib.npyio.NpzFile, file: Path) -> None:
+    """Refuse a small file that would unpack to more than the machine's memory."""
+    members = content.zip.infolist() if content.zip else []
+    size = sum(member.file_size for member in members)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise DataError(
+            f"{file}: unpacks to {size / 1e9:,.1f} GB, where this machine has {memory / 1e9:,.1f} "
+            "GB of memory; divide it, or give a Dataset that reads samples one by one"
+        )
 
 
 def npz_classes(content: Mapping[str, NDArray[np.generic]], file: Path) -> tuple[str, ...] | None:
