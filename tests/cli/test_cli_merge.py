@@ -183,6 +183,26 @@ def test_what_depends_on_the_number_of_rounds_cannot_grow(
     assert bits(run) == bits(home / "fedbn-0")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "args", "grows"),
+    [
+        ("CosineAnnealingLR", "{}", False),
+        ("CosineAnnealingLR", "{T_max = 50}", True),
+        ("StepLR", "{step_size = 2}", True),
+    ],
+)
+def test_a_schedule_as_long_as_the_run_cannot_grow(
+    home: Path, schedule: str, args: str, grows: bool
+) -> None:
+    run = ran(
+        home, f"{schedule}{grows}", "--method", "fedbn", "--seed", 0,
+        "--set", f"training.schedule={schedule}", "--set", f"training.schedule_args={args}",
+    )  # fmt: skip
+    answer = call("resume", run, "--rounds", 4, "--workers", 1)
+    assert answer.code == (0 if grows else 3), answer.err
+    assert grows or f"training.schedule {schedule} depends on the number" in answer.line
+
+
 def test_a_table_of_the_paper_from_many_runs(home: Path, tmp_path: Path) -> None:
     answer = call("reproduce", "digits-methods", "--from", *jobs(home), "--out", tmp_path / "t")
     assert answer.code == 0, answer.err

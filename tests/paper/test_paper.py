@@ -21,6 +21,7 @@ NAMES = list(tomllib.loads(numbers._FILE.read_text(encoding="utf-8")))
         ("digits-data-size", "tab:details", 7 * 3 * 5),
         ("digits-unequal-tenth", "tab:fullsize1", 3 * 5),
         ("digits-unequal-full", "tab:fullsize2", 3 * 5),
+        ("digits-unequal-full-by-code", "tab:fullsize2", 3 * 5),
         ("office", "tab:my-table", 4 * 4),
         ("domainnet", "tab:my-table", 4 * 6),
         ("abide", "tab:my-table", 4 * 4),

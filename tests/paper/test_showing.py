@@ -141,3 +141,29 @@ def test_a_stand_in_has_no_number_of_the_papers_beside_it(
     assert svhn.ours == pytest.approx(20)
     assert svhn.paper == pytest.approx(8.18)
     assert synth.paper is None
+
+
+def test_a_table_that_looks_permuted_is_compared_in_both_orders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedBN's second number, 94.34, is USPS as printed, and SVHN as the code orders them."""
+    raw = changed(read_toml(find("digits-unequal")), {"training": {"rounds": 1}})
+    found = [
+        record(method, domain, 0.9, setting=f"percent={percent}")
+        for method in ("fedavg", "fedprox", "fedbn")
+        for domain in ("svhn", "usps")
+        for percent in (10, 100)
+    ]
+    facts: dict[str, list[str]] = {"remarks": [], "stand_ins": []}
+    monkeypatch.setattr("fedbn.paper.numbers._data_facts", lambda *_: facts)
+    request = Request("digits-unequal", "paper", tmp_path, raw, lambda *_: found, print)
+    printed, other, _ = tables_of(request, studied(request, found))
+    papers = [
+        {row.label: [cell.paper if cell else None for cell in row.cells[:2]] for row in one.rows}
+        for one in (printed, other)
+    ]
+    assert papers[0]["percent=100", "fedbn"] == [99.62, 94.34]
+    assert papers[1]["percent=100", "fedbn"] == [94.34, 98.92]
+    assert papers[0]["percent=10", "fedbn"] == [89.34, 98.28]
+    assert papers[1]["percent=10", "fedbn"] == [None, None]
+    assert "MNIST, SVHN, USPS" in other.title

@@ -248,6 +248,12 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
     return _made(folder, seed, whole)
 
 
+def twins() -> bool:
+    """Tell whether MNIST and MNIST-M, the same digits twice, are divided here, each for itself."""
+    sources = [find_source(digits_folder(), domain) for domain in ("mnist", "mnist_m")]
+    return all(source is not None and not source.split for source in sources)
+
+
 def needed_source(domain: str) -> DigitSource:
     """Find a domain's files, or say which would do."""
     source = find_source(digits_folder(), domain)

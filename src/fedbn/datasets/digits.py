@@ -31,12 +31,14 @@ from fedbn.data.digit_domains import (
     original,
     split_of,
     synth_digits_domain,
+    twins,
 )
 from fedbn.data.digit_files import DIGIT_DOMAINS
 from fedbn.data.storage import Arrays
 
 Percent = Literal[1, 5, 10, 20, 40, 60, 100]
 _PARTS = 10
+_MNIST = 70_000
 
 
 INFO = {
@@ -101,6 +103,12 @@ def digits(
             cuts = [slice(0, wanted[domain])]
         clients += _clients(domain, one.arrays, cuts, test_limit)
     remarks = [one.remark for one in loaded.values() if one.remark]
+    if {"mnist", "mnist_m"} <= loaded.keys() and twins():
+        share = sum(len(c.train) for c in clients if c.domain == "mnist") / _MNIST
+        remarks.append(
+            f"MNIST-M is made of MNIST's digits and split apart from it: about {share:.0%} of its "
+            "test digits have their twin in mnist's training data"
+        )
     if equalize and smallest < TRAIN_SIZE:
         remarks.append(
             f"training data is truncated to {smallest} samples a domain, not to the paper's 7438"

@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 
 from fedbn.core.rounds import Record
+from fedbn.core.schedule import rates
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import Raw, checked, held_by, held_experiment, placed
 from fedbn.experiments.environment import changed_keys
@@ -76,7 +77,7 @@ def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> Non
         had = job.setting.experiment.training.total_rounds
         if rounds <= had:
             raise ConfigError(f"--rounds {rounds}: the run has {had}; legal are more than that")
-        for name in bound_to_length(job):
+        for name in bound_to_length(job, rounds):
             raise ConfigError(
                 f"--rounds: {name} depends on the number of rounds from the first one on: this "
                 "run cannot grow; start a new one"
@@ -85,9 +86,15 @@ def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> Non
             raise ConfigError(f"--rounds: {_named(job.key)} has no checkpoint to go on from")
 
 
-def bound_to_length(job: Job) -> Iterator[str]:
+def bound_to_length(job: Job, rounds: int) -> Iterator[str]:
     """Name what of a job is not the same in the first rounds of a longer run."""
     yield from (rule.label for rule in job.method.rules if rule.depends_on_rounds)
+    training = job.setting.experiment.training
+    had, schedule = training.total_rounds, training.schedule
+    if schedule is not None:
+        short, long = (rates(schedule, training.schedule_args, 1.0, n) for n in (had, rounds))
+        if long[:had] != short:
+            yield f"training.schedule {schedule}"
 
 
 def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:

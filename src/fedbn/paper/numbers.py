@@ -39,12 +39,14 @@ class PaperTable:
         label: Its label in the paper's source.
         title: What it shows.
         note: What a reader must know of it; mostly empty.
+        other_order: Whether it is another table with its columns named in another order.
         numbers: By method, setting (its parts) and domain.
     """
 
     label: str
     title: str
     note: str
+    other_order: bool
     numbers: Mapping[tuple[str, frozenset[str], str], Number]
 
     def find(self, method: str, domain: str, setting: str = "default") -> Number | None:
@@ -64,7 +66,8 @@ def table(name: str) -> PaperTable:
     if name not in found:
         raise ConfigError(f"reproduce.paper: {unknown('table', name, found)}")
     entry = found[name]
-    return PaperTable(entry["label"], entry["title"], entry.get("note", ""), dict(_numbers(entry)))
+    note, other = entry.get("note", ""), entry.get("other_order", False)
+    return PaperTable(entry["label"], entry["title"], note, other, dict(_numbers(entry)))
 
 
 def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[str, frozenset[str], str], Number]]:
@@ -121,8 +124,14 @@ class Study:
         """The paper's number, where ours may be compared with it."""
         if domain in self.stand_ins:
             return None
-        found = (paper.find(method, domain, setting) for paper in self.papers)
+        tables = self.papers if len(self.papers) == 1 else self.in_order
+        found = (paper.find(method, domain, setting) for paper in tables)
         return next((number for number in found if number is not None), None)
+
+    @property
+    def in_order(self) -> tuple[PaperTable, ...]:
+        """The paper's tables as they are printed."""
+        return tuple(paper for paper in self.papers if not paper.other_order)
 
     @property
     def settings(self) -> list[str]:

@@ -42,12 +42,14 @@ def tables_of(request: Request, study: Study) -> Iterator[Table]:
     columns, note = (*domains, MEAN), _note(request, study)
     several = study.settings != [_DEFAULT]
     head = ("setting", "method") if several else ("method",)
-    rows = [
-        _row(several, *key, [_cell(study, key, own.get(column), column) for column in columns])
-        for key, own in study.cells.items()
-    ]
     title = f"{request.name}: test accuracy in per cent, mean (standard deviation)"
-    yield Table(request.name, title, columns, tuple(rows), note, head)
+    rows = _accuracies(study, columns, several)
+    yield Table(request.name, title, columns, rows, note, head)
+    for paper in (paper for paper in study.papers if paper.other_order):
+        again = _accuracies(replace(study, papers=(paper,)), columns, several)
+        if any(cell and cell.paper is not None for row in again for cell in row.cells):
+            name = f"{request.name}-other-order"
+            yield Table(name, f"{title}. {paper.title}", columns, again, note, head)
     better = [
         _row(several, _GAIN, setting, [_gain(study, setting, column) for column in columns])
         for setting in study.settings
@@ -56,6 +58,13 @@ def tables_of(request: Request, study: Study) -> Iterator[Table]:
     if better:
         title = f"{request.name}: what FedBN gains over FedAvg, in percentage points"
         yield Table(f"{request.name}-gain", title, columns, tuple(better), note, head)
+
+
+def _accuracies(study: Study, columns: tuple[str, ...], several: bool) -> tuple[Row, ...]:
+    return tuple(
+        _row(several, *key, [_cell(study, key, own.get(column), column) for column in columns])
+        for key, own in study.cells.items()
+    )
 
 
 def _row(several: bool, method: str, setting: str, cells: list[Cell | None]) -> Row:
@@ -89,7 +98,7 @@ def _note(request: Request, study: Study) -> str:
     parts = [f"{request.label}.", f"{which}, {_seeds(study)}."]
     if study.papers and not any(paper_means(study, setting) for setting in study.settings):
         return " ".join([*parts, "No number of the paper's has these settings: no comparison."])
-    for paper in study.papers:
+    for paper in study.in_order:
         parts.append(f"Paper: {paper.label}" + (f" ({paper.note})." if paper.note else "."))
     if study.stand_ins and study.papers:
         parts.append(f"Stand-in data, not compared: {', '.join(study.stand_ins)}.")
