@@ -124,8 +124,8 @@ def fit(
         workers: Cores to use; 0 for all. Never changes the result.
         notes: Hears each remark once, if there is any: on data, model and clients that work and
             may not be what was meant. `print` prints them; the logger `fedbn`, unless given.
-        callback: Called after each round, when the round is on disk. What it raises ends the run
-            and is the caller's, as it was raised: with `out` and `resume` the run goes on later.
+        callback: Called after each round. What it raises ends the run with that round saved and
+            is the caller's, as it was raised: with `out` and `resume` the run goes on later.
         **settings: `lr`, `batch_size` and `local_epochs`; and any key of the configuration, with
             `__` for the dot: `training__optimizer="Adam"`.
 

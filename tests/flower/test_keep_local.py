@@ -442,6 +442,9 @@ def test_a_damaged_part_is_named_and_not_started_anew(site: Site, tmp_path: Path
         ("fedbn+median", "median is the server's"),
         ("fedbn+adam(0.1)", "adam(0.1, 0.9, 0.99, 0.001) is the server's"),
         ("fedbn+prox(0.1)", "prox(0.1) is the app's"),
+        ("scaffold", "scaffold is the app's"),
+        ("ditto", "ditto(0.1) is the app's"),
+        ("fixbn", "fixbn(0.5) is the app's"),
         ("centralized", "pooled is the app's"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from flower_bench import RAW, Bench, FakeGrid, few, in_one_process
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
+from fedbn.core.best_round import early_stop, validation
 from fedbn.core.replica import Replica
 from fedbn.errors import Interrupted, TooFewClients
 from fedbn.flower import messages
@@ -73,7 +76,7 @@ def test_the_best_round_is_the_one_that_the_embedded_run_gives(bench: Bench, sto
     grid = bench.grid()
     bench.run(grid, BEST)
     ends = [messages.get(m.content, messages.Order) for _, m, a in grid.log if "noted" in a.content]
-    from fedbn.core.best_round import best_round, validation
+    from fedbn.core.best_round import best_round
 
     plan, _, records = in_one_process(BEST)
     best = best_round(validation(map(vars, records)))
@@ -88,6 +91,36 @@ def test_the_best_round_is_the_one_that_the_embedded_run_gives(bench: Bench, sto
         assert torch.equal(outputs(trained.model(site), site), outputs(replica.model.eval(), site))
         kept = [n for n, _ in checkpoints.rounds(next(folder_of(bench, site).rglob("seed-0")))]
         assert {*kept} <= {best, 4}
+
+
+@pytest.mark.parametrize("stop", [None, 2])
+def test_patience_ends_with_the_same_state_as_in_one_process(bench: Bench, stop) -> None:
+    """The server hears a round later, and trains one more, which does not count."""
+    training = {**BEST["training"], "rounds": 12, "patience": 2}
+    raw = {**BEST, "training": training}
+    _, _, records = in_one_process(raw)
+    early = early_stop(validation(map(vars, records)), 2)
+    assert early is not None
+    assert early.round < 12
+    if stop:
+        with pytest.raises(Interrupted):
+            bench.run(bench.grid(), raw, stop_after=stop)
+    folder = bench.run(bench.grid(), raw)
+    place = folder.job("fedbn", "default", 0)
+    assert json.loads((place / "stopped.json").read_text()).items() >= asdict(early).items()
+    found = metrics.read(folder.metrics)
+    assert max(r["round"] for r in found if r["split"] == "valid") == early.round
+    assert max(r["round"] for r in found) == early.round + 1
+    short = {**BEST, "training": {**BEST["training"], "rounds": early.best}}
+    plan, state, _ = in_one_process(short)
+    kept = checkpoints.Checkpoint(checkpoints.place_of(place, early.best)).section("shared")
+    assert all(torch.equal(kept[name], value) for name, value in state.shared.state.items())
+    for site in ("plain", "photo"):
+        trained = open_run(folder_of(bench, site))
+        assert trained.state.round == early.best
+        replica = Replica(plan.initial_model, plan.method)
+        replica.load(state.shared, state.local[site])
+        assert torch.equal(outputs(trained.model(site), site), outputs(replica.model.eval(), site))
 
 
 def test_the_commands_use_a_sites_folder_without_the_server(bench: Bench, tmp_path: Path) -> None:

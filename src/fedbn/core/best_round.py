@@ -1,4 +1,4 @@
-"""Which round of a run is its best, the rule behind `evaluation.report = "best"`."""
+"""Which round of a run is its best, and when patience ends: `report = "best"`, `patience`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedbn.core.metric import ACCURACY, Metric
@@ -46,3 +47,42 @@ def best_round(
     most = max(map(len, known.values()), default=0)
     means = {round: statistics.fmean(v) for round, v in known.items() if v and len(v) == most}
     return max(means, key=lambda n: (metric.gain(means[n], 0.0), -n), default=0)
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """The end of a run that has not become better for long enough.
+
+    Attributes:
+        round: The last round that counts.
+        best: The best one, which the run gives.
+    """
+
+    round: int
+    best: int
+
+
+def early_stop(
+    scores: Mapping[int, Sequence[float]], patience: int | None, metric: Metric = ACCURACY
+) -> EarlyStop | None:
+    """Find the first scored round that lies so many rounds behind the best one before it.
+
+    Whoever hears of scores later comes to the same round, because later scores do not count.
+
+    Args:
+        scores: Values of the clients, by round.
+        patience: How many rounds; None where a run goes to its end.
+        metric: Says which way is better.
+
+    Examples:
+        >>> early_stop({1: [0.5], 2: [0.7], 3: [0.6], 4: [0.7], 5: [0.9]}, patience=2)
+        EarlyStop(round=4, best=2)
+    """
+    best, most = 0, (0, -math.inf)
+    for round in sorted(scores) if patience is not None else ():
+        found = len(scores[round]), metric.gain(statistics.fmean(scores[round]), 0.0)
+        if found > most:
+            best, most = round, found
+        if patience is not None and round - best >= patience:
+            return EarlyStop(round, best)
+    return None

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from fedbn.core.best_round import EarlyStop
 from fedbn.core.federation import Client
 from fedbn.core.method import BATCHNORM
 from fedbn.core.packing import Pack
@@ -293,8 +294,8 @@ class Engine(Protocol):
     def round(self, state: RunState) -> Round:
         """Do the round that follows a state."""
 
-    def finish(self, state: RunState) -> Round:
-        """After the last round: what is still owed of it."""
+    def finish(self, state: RunState, early: EarlyStop | None = None) -> Round:
+        """After the last round: what is still owed of it; nothing counts that follows `early`."""
 
     def close(self) -> None:
         """Let go of threads and memory."""
@@ -338,7 +339,7 @@ class EmbeddedEngine:
         notes += [f"round {state.round}: {r.client}: {r.reason}" for r in refusals]
         return Round(state, records, notes)
 
-    def finish(self, state: RunState) -> Round:
+    def finish(self, state: RunState, early: EarlyStop | None = None) -> Round:
         """Every round has its scores already."""
         return Round(state)
 

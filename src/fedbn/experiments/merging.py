@@ -15,6 +15,8 @@ from typing import Any
 
 import tomli_w
 
+from fedbn.core.best_round import early_stop, validation
+from fedbn.core.metric import first_metric
 from fedbn.core.rounds import Record
 from fedbn.core.schedule import rates
 from fedbn.errors import ConfigError, DataError
@@ -145,6 +147,9 @@ class Part:
         for key, (_, setting) in named_jobs(self.experiment).items():
             rounds = setting.experiment.training.total_rounds
             done = max((row["round"] for row in self.jobs.get(key, ())), default=0)
+            scores = validation(self.jobs.get(key, ()), first_metric(self.environment))
+            if early_stop(scores, setting.experiment.training.patience):
+                continue
             if done < rounds and (done or "merged" not in self.environment):
                 found.append(f"{_named(key)}, round {done} of {rounds}")
         return found

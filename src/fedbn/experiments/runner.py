@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedbn import fast
-from fedbn.core.best_round import Validation, best_round, validation
+from fedbn.core.best_round import Validation, best_round, early_stop, validation
 from fedbn.core.engine import EmbeddedEngine, Engine, Round, RoundCost, cores
 from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.core.plan import Plan
@@ -31,7 +31,14 @@ from fedbn.experiments.planner import Planner, device_of, resolved, training_of
 from fedbn.experiments.process_pool import run_side_by_side
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
-from fedbn.runs.folder import RunFolder, explained, without_checkpoints, write_atomically
+from fedbn.runs.folder import (
+    STOPPED,
+    RunFolder,
+    explained,
+    to_json,
+    without_checkpoints,
+    write_atomically,
+)
 
 Note = Callable[[str], None]
 
@@ -217,10 +224,13 @@ class Writer:
         return checkpoints.whole_round(self._place)
 
     def finished(self, done: int, rounds: int) -> bool:
-        """Tell whether all rounds are done, and scored."""
-        return done >= rounds and (
-            not self._late
-            or any(r["round"] == rounds and r["metric"] not in _OWN for r in self.records())
+        """Tell whether all rounds are done, and scored; or those that patience left."""
+        return (self._place / STOPPED).exists() or (
+            done >= rounds
+            and (
+                not self._late
+                or any(r["round"] == rounds and r["metric"] not in _OWN for r in self.records())
+            )
         )
 
     def records(self) -> list[dict[str, Any]]:
@@ -308,25 +318,50 @@ def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
 
 
 def rounds_of(
-    engine: Engine, key: Key, start: RunState, tell: Listener, stop: Callable[[], bool]
+    engine: Engine,
+    key: Key,
+    start: RunState,
+    tell: Listener,
+    stop: Callable[[], bool],
+    earlier: Iterable[Mapping[str, Any]] = (),
 ) -> RunState:
-    """Do a job's rounds from a state on, to its end."""
+    """Do a job's rounds from a state on, to its end or the end of its patience.
+
+    Args:
+        engine: Does the rounds.
+        key: Which job's.
+        start: The state to go on from.
+        tell: Hears of them.
+        stop: Asked after each round; True ends the run.
+        earlier: The records of the rounds before `start`.
+    """
     state, rounds = start, engine.plan.training.rounds
-    metric = engine.plan.task.metrics[0].facts() if engine.plan.task.metrics else {}
+    patience, measured = engine.plan.training.patience, engine.plan.task.metrics
+    metric, judged = (measured[0], measured[0].facts()) if measured else (ACCURACY, {})
+    scores = validation(earlier, metric)
     for text in engine.notes:
         tell(Event("note", key, text=text))
     try:
-        while state.round < rounds:
+        while not (early := early_stop(scores, patience, metric)) and state.round < rounds:
             gave = engine.round(state)
             state = gave.state
-            _tell(Event("round", key, state.round, rounds, metric=metric, gave=gave), tell)
+            scores |= validation(map(asdict, gave.records), metric)
+            _tell(Event("round", key, state.round, rounds, metric=judged, gave=gave), tell)
             if stop() and state.round < rounds:
                 raise Interrupted(f"stopped after round {state.round} of {rounds}")
     except BaseException:
         tell(Event("stopped", key, state.round, rounds))
         raise
-    last = engine.finish(state)
-    _tell(Event("done", key, state.round, rounds, metric=metric, gave=last), tell)
+    gave = engine.finish(state, early)
+    if early:
+        text = (
+            f"stopped after round {early.round}: no better validation {metric.words} than round "
+            f"{early.best}'s for {patience} rounds; round {early.best} is the result"
+        )
+        files = {**gave.files, STOPPED: to_json({**asdict(early), "why": text})}
+        gave = replace(gave, notes=[*gave.notes, text], files=files)
+        rounds = state.round
+    _tell(Event("done", key, state.round, rounds, metric=judged, gave=gave), tell)
     return state
 
 
@@ -374,7 +409,8 @@ def execute(job: Job, run: Run) -> None:
         start, damaged = writer.resume(engine)
         for text in damaged:
             note(f"{text}; going on from the one before it")
-        rounds_of(engine, job.key, start, to_all(writer, run.listener), run.stop)
+        known = writer.records() if engine.plan.training.patience else ()
+        rounds_of(engine, job.key, start, to_all(writer, run.listener), run.stop, known)
 
 
 def prepare(experiment: Experiment, planner: Planner) -> list[Job]:

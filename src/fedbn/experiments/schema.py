@@ -263,13 +263,30 @@ class Experiment(Section):
     quick: dict[str, Any] = Field({}, description="what --scale quick changes")
     reproduce: ReproduceSection | None = Field(None, description="how fedbn reproduce shows it")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _patience_gives_the_best(cls, raw: Any) -> Any:
+        """A run that ends by `training.patience` gives its best round, and says so."""
+        training, evaluation = (
+            raw.get(name) or {} if isinstance(raw, dict) else {}
+            for name in ("training", "evaluation")
+        )
+        both = isinstance(training, dict) and isinstance(evaluation, dict)
+        if not both or training.get("patience") is None:
+            return raw
+        if evaluation.get("report", "best") == "last":
+            raise ValueError(
+                "training.patience gives the best round: evaluation.report = 'last' excludes it"
+            )
+        return {**raw, "evaluation": {**evaluation, "report": "best"}}
+
     @model_validator(mode="after")
     def _choosing_needs_validation(self) -> Experiment:
         chooses = self.evaluation.report == "best" or isinstance(self.method.mu, list)
         if chooses and not self.evaluation.validation:
             raise ValueError(
-                "evaluation.report = 'best' and a list for method.mu choose on validation data: "
-                "set evaluation.validation, for example to 0.2"
+                "evaluation.report = 'best', training.patience and a list for method.mu choose on "
+                "validation data: set evaluation.validation, for example to 0.2"
             )
         for name, values in (("methods", self.methods), ("seeds", self.seeds)):
             if len(set(values)) < len(values):

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, RecordDict
 from safetensors.torch import save as to_bytes
 
 from fedbn.core.aggregation import Mean, Weighted
-from fedbn.core.best_round import validation
+from fedbn.core.best_round import EarlyStop, validation
 from fedbn.core.engine import Round, RoundCost
 from fedbn.core.federation import Client
 from fedbn.core.packing import Pack, StateLayout
@@ -153,16 +153,21 @@ class FlowerEngine:
             self._cost and replace(self._cost, left_out=left_out),
         )
 
-    def finish(self, state: RunState) -> Round:
-        """Have the last state scored by every site, and take what sites agreed to give away."""
+    def finish(self, state: RunState, early: EarlyStop | None = None) -> Round:
+        """Have the last state scored by every site, and take what sites agreed to give away.
+
+        Where patience ended, it did so by the scores of the round before: the last one, which was
+        trained while they were on their way, is not scored.
+        """
         self._scores = []
         orders = {
-            name: self._addressed("score", name, state.round, True, last=True)
+            name: self._addressed("score", name, state.round, early is None, last=True)
             for name in self.members
         }
         self._take_scores(self._ask(orders, state, f"score {state.round}"), orders)
-        self._tell_untrained(state.round)
-        self._note_best(state.round)
+        if early is None:
+            self._tell_untrained(state.round)
+            self._note_best(state.round)
         if self._known.best[2]:
             self._tell_best(state.round)
         if not self._affine:

@@ -111,6 +111,9 @@ def explained(path: Path, kind: type[FedbnError] = FedbnError) -> Iterator[None]
         raise error_kind(f"cannot write {path}: {reason}{hint}") from error
 
 
+STOPPED = "stopped.json"
+"""In a job's folder: why it ended before its last round, and which round is its best."""
+
 T = TypeVar("T")
 
 
@@ -133,6 +136,10 @@ class RunFolder:
     def job(self, method: str, setting: str, seed: int) -> Path:
         """The folder of one job."""
         return self._of_job("checkpoints", method, setting, seed)
+
+    def stopped(self, method: str, setting: str, seed: int) -> bool:
+        """Whether a job's patience ended before its rounds did."""
+        return (self.job(method, setting, seed) / STOPPED).exists()
 
     def adapted(self, method: str, setting: str, seed: int) -> Path:
         """The folder of the sites that were adapted to a job."""

@@ -56,14 +56,12 @@ def jobs_of(path: str | Path, *, trust: str | Iterable[str] = ()) -> list[JobInf
     """
     registry.trust(trust)
     folder = RunFolder(path)
-    return [
-        JobInfo(
-            *key,
-            rounds_done=max((n for n, _ in checkpoints.rounds(folder.job(*key))), default=0),
-            rounds=setting.experiment.training.total_rounds,
-        )
-        for key, (_, setting) in named_jobs(held_experiment(folder)).items()
-    ]
+    found = []
+    for key, (_, setting) in named_jobs(held_experiment(folder)).items():
+        done = max((n for n, _ in checkpoints.rounds(folder.job(*key))), default=0)
+        rounds = done if folder.stopped(*key) else setting.experiment.training.total_rounds
+        found.append(JobInfo(*key, rounds_done=done, rounds=rounds))
+    return found
 
 
 def open_run(
@@ -235,7 +233,7 @@ def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
         )
     for text in found.damaged:
         notes(f"{text}; the one before it is used")
-    if found.round < _rounds(job):
+    if found.round < _rounds(job) and not folder.stopped(*job.key):
         notes(f"the run is at round {found.round} of {_rounds(job)}")
     if found.state.round < found.round:
         notes(f"round {found.state.round} is used, the best of {found.round} on validation data")

@@ -1,0 +1,124 @@
+"""`training.patience`: a run that has not become better for long ends, and gives its best."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedbn
+from fedbn.core.best_round import EarlyStop, early_stop
+from fedbn.core.metric import Metric
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import checked
+from fedbn.experiments.merging import Part
+from fedbn.runs.folder import RunFolder
+from tiny import federation, same_runs
+
+
+class Once(nn.Module):
+    """Right after so many batches, and wrong before and after."""
+
+    def __init__(self, at: int):
+        super().__init__()
+        self.norm, self.out, self.at = nn.BatchNorm1d(3), nn.Linear(3, 2), at
+
+    def forward(self, x: Tensor) -> Tensor:
+        sign = torch.where(self.norm.num_batches_tracked == self.at, 100.0, -100.0)
+        return self.out(self.norm(x)) + sign * x[:, :1] * torch.tensor([-1.0, 1.0])
+
+
+def fit(**settings):
+    given = {"batch_size": "full", "evaluation__validation": 0.25, "rounds": 12, **settings}
+    return fedbn.fit(federation(16, 24), lambda: Once(3), "fedbn", **given)
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "expected"),
+    [
+        ({1: [0.5], 2: [0.7], 3: [0.6]}, 2, None),
+        ({1: [0.5], 2: [0.7], 3: [0.6], 4: [0.7]}, 2, EarlyStop(4, 2)),
+        ({1: [0.5], 2: [0.7], 3: [0.6], 4: [0.8]}, 2, None),
+        ({1: [0.5], 2: [0.4], 3: [0.3], 4: [0.9]}, 2, EarlyStop(3, 1)),
+        ({2: [0.5], 4: [0.4], 6: [0.3]}, 3, EarlyStop(6, 2)),  # scored every second round
+        ({1: [0.9], 2: [0.5, 0.6], 3: [0.4, 0.4]}, 2, None),  # more clients count more
+        ({1: [0.5], 2: [0.4], 3: [0.3]}, None, None),
+        ({}, 1, None),
+    ],
+)
+def test_patience_by_hand(scores, patience, expected) -> None:
+    assert early_stop(scores, patience) == expected
+
+
+def test_of_errors_less_is_better() -> None:
+    error = Metric("mae", higher=False)
+    assert early_stop({1: [0.5], 2: [0.4], 3: [0.6], 4: [0.5]}, 2, error) == EarlyStop(4, 2)
+
+
+def test_a_run_ends_and_gives_its_best_round() -> None:
+    heard: list[str] = []
+    result = fit(training__patience=4, notes=heard.append)
+    assert result.state.round == 3
+    assert max(record.round for record in result.records) == 7
+    assert heard[-1] == (
+        "stopped after round 7: no better validation accuracy than round 3's for 4 rounds; "
+        "round 3 is the result"
+    )
+    assert same_runs(result.state, fit(rounds=7, evaluation__report="best").state)
+
+
+def test_a_run_that_becomes_better_goes_on() -> None:
+    result = fit(training__patience=4, rounds=6)
+    assert (result.state.round, max(record.round for record in result.records)) == (3, 6)
+
+
+def test_why_it_stopped_is_written_down_and_it_stays_stopped(tmp_path: Path) -> None:
+    result = fit(training__patience=4, out=tmp_path / "run")
+    place = RunFolder(tmp_path / "run").job("fedbn", "default", 0)
+    written = json.loads((place / "stopped.json").read_text())
+    assert (written["round"], written["best"]) == (7, 3)
+    assert written["why"].startswith("stopped after round 7: no better validation accuracy")
+    heard: list[str] = []
+    again = fit(
+        training__patience=4, out=tmp_path / "run", resume=True, callback=lambda d: heard.append(d)
+    )
+    assert heard == []
+    assert same_runs(again.state, result.state)
+    assert again.records == result.records
+    (job,) = fedbn.jobs_of(tmp_path / "run")
+    assert job.rounds_done == job.rounds == 7
+    assert Part.read(RunFolder(tmp_path / "run")).unfinished == []
+
+
+@pytest.mark.parametrize("at", [2, 5, 7])
+def test_a_run_that_was_interrupted_stops_where_it_would_have(at: int, tmp_path: Path) -> None:
+    def interrupt(done: fedbn.RoundDone) -> None:
+        if done.round == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(training__patience=4, out=tmp_path / "run", callback=interrupt)
+    went_on = fit(training__patience=4, out=tmp_path / "run", resume=True)
+    whole = fit(training__patience=4)
+    assert same_runs(went_on.state, whole.state)
+    assert went_on.records == whole.records
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        ({"training": {"patience": 3}}, "choose on validation data: set evaluation.validation"),
+        ({"training": {"patience": 0}}, "training.patience = 0"),
+        (
+            {"training": {"patience": 3}, "evaluation": {"validation": 0.2, "report": "last"}},
+            "training.patience gives the best round: evaluation.report = 'last' excludes it",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(raw, line) -> None:
+    with pytest.raises(ConfigError, match=line) as error:
+        checked(raw)
+    assert "\n" not in str(error.value)
