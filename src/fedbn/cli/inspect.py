@@ -20,7 +20,8 @@ from fedbn.cli import console
 from fedbn.cli.console import Json, emit, print_table, print_text
 from fedbn.core.federation import Federation, blank_client
 from fedbn.core.method import Method
-from fedbn.core.plan import materialize
+from fedbn.core.plan import materialize, settled
+from fedbn.core.rule import Place
 from fedbn.core.state import Entry, entries
 from fedbn.errors import ConfigError
 from fedbn.experiments.schema import ModelSection
@@ -45,8 +46,8 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show every entry of a model: its kind, its size, and whether the method shares it."""
-    chosen = parse_method(method)
-    found = entries(_built(model, input_, classes))
+    built, some = _built(model, input_, classes)
+    chosen, found = settled(parse_method(method), built, some), entries(built)
     chosen.check(found)
     if json:
         emit(codec.dumps(_as_json(model, chosen, found), indent=2))
@@ -67,7 +68,7 @@ def audit(
 ) -> None:
     """Say which method a project really runs: what leaves, what is overwritten, what is kept."""
     functions = [_function(name) for name in (get, set_)]
-    found = exchange_audit.audit(lambda: _built(model, input_, classes), *functions)
+    found = exchange_audit.audit(lambda: _built(model, input_, classes)[0], *functions)
     if json:
         facts = {"method": found.method, "nearest": found.nearest}
         lists = {"missed": found.missed, "extra": found.extra}
@@ -95,7 +96,7 @@ def _function(name: str) -> Callable[..., Any]:
     return registry.find(fedbn.methods, name, "function")
 
 
-def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
+def _built(name: str, shape: str | None, classes: int | None) -> tuple[nn.Module, Federation]:
     known = name in registry.names(fedbn.models)
     example = (registry.facts(fedbn.models, name, "EXAMPLE") if known else None) or {}
     sizes = _shape(shape) if shape else example.get("input_shape", (3, 28, 28))
@@ -103,7 +104,7 @@ def _built(name: str, shape: str | None, classes: int | None) -> nn.Module:
     some = Federation("example", (blank_client("a", "a", sizes),), ("?",) * count)
     model = model_builder(ModelSection(name=name), some)()
     materialize(model, some)
-    return model
+    return model, some
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -132,15 +133,21 @@ def _as_json(model: str, method: Method, found: tuple[Entry, ...]) -> dict[str, 
                 "shared": entry in shared,
                 "alias_of": entry.alias_of,
             }
-            for entry in found
+            for entry in (*found, *_of_rules(method, found))
         ],
         "totals": _totals(method, found),
         "remarks": method.remarks(found),
     }
 
 
-def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int]:
+def _of_rules(method: Method, found: tuple[Entry, ...]) -> dict[Entry, Place]:
+    places: tuple[Place, ...] = ("shared", "local", "server")
+    return {entry: place for place in places for entry in method.remembered(found, place)}
+
+
+def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int | float]:
     shared, local = method.shared(found), method.local(found)
+    whole = sum(e.bytes for e in found)
     return {
         "entries": len(found),
         "trainable_parameters": sum(prod(e.shape) for e in found if e.trainable and not e.alias_of),
@@ -149,20 +156,21 @@ def _totals(method: Method, found: tuple[Entry, ...]) -> dict[str, int]:
         "local_entries": len(local),
         "local_bytes": sum(e.bytes for e in local),
         "bytes_a_round_and_client": 2 * sum(e.bytes for e in shared),
+        "of_fedavg": sum(e.bytes for e in shared) / whole if whole else 0.0,
     }
 
 
 def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
-    shared = set(method.shared(found))
+    shared, remembered = set(method.shared(found)), _of_rules(method, found)
     rows = [
         [
             entry.name,
             entry.kind,
             "×".join(map(str, entry.shape)) or "1",
             f"= {entry.alias_of}" if entry.alias_of else f"{entry.bytes:,}",
-            "shared" if entry in shared else Text("local", "bold"),
+            "shared" if entry in shared else Text(remembered.get(entry, "local"), "bold"),
         ]
-        for entry in found
+        for entry in (*found, *remembered)
     ]
     print_table(["entry", "kind", "shape", "bytes", method.name], rows, numbers=(3,))
     totals = _totals(method, found)
@@ -171,7 +179,8 @@ def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
         f"{totals['trainable_parameters']:,} trainable parameters. {method.name} shares "
         f"{totals['shared_entries']} entries ({totals['shared_bytes']:,} bytes) and keeps "
         f"{totals['local_entries']} local ({totals['local_bytes']:,} bytes): "
-        f"{totals['bytes_a_round_and_client']:,} bytes a round and client, down and up."
+        f"{totals['bytes_a_round_and_client']:,} bytes a round and client, down and up, "
+        f"{totals['of_fedavg']:.3g} times FedAvg's."
     )
     for text in method.remarks(found):
         print_text(text)

@@ -17,7 +17,7 @@ app = console.commands()
 def ls(json: Json = False) -> None:
     """List methods, parts of methods, models, data sets and experiments."""
     found = {
-        "methods": registry.described("fedbn.methods"),
+        "methods": _methods(),
         "parts, as in fedbn+prox(0.1)": _parts(),
         "models": registry.described("fedbn.models"),
         "data sets": registry.described("fedbn.datasets"),
@@ -30,7 +30,20 @@ def ls(json: Json = False) -> None:
         emit(f"{kind}:")
         for name, text in names.items():
             emit(f"  {name:18} {text}")
-    emit("\nYour own method, model or data set: module:callable")
+    emit(
+        "\nMethods add up too: fedbn+scaffold. Your own method, model or data set: module:callable"
+    )
+
+
+def _methods() -> dict[str, str]:
+    """What each method is, what it shares and what is remembered for it."""
+    about = registry.said("fedbn.methods", "ABOUT")
+    return {
+        name: text
+        if name not in about
+        else f"{text} Shared: {about[name][0]}. Remembered: {about[name][1]}."
+        for name, text in registry.described("fedbn.methods").items()
+    }
 
 
 def _parts() -> dict[str, str]:

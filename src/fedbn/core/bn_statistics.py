@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn.core.federation import AnySplit, Split
+from fedbn.core.state import is_batchnorm
 from fedbn.errors import DataError, FedbnError, ModelError, reason
 
 CHUNK = 256
@@ -73,9 +73,9 @@ class _Reached(BaseException):  # not an error, and no model should catch it
 class _Sweep:
     """Measures one call of a layer after another, in the order in which a pass makes them."""
 
-    def __init__(self, layers: list[_BatchNorm]):
+    def __init__(self, layers: list[nn.Module]):
         self.layers = layers
-        self.calls: list[tuple[_BatchNorm, _Moments]] = []
+        self.calls: list[tuple[nn.Module, _Moments]] = []
         self.measuring = 0
         self.whole = False
         self._place = 0
@@ -84,7 +84,7 @@ class _Sweep:
         """Begin a pass over a chunk."""
         self._place = 0
 
-    def see(self, layer: _BatchNorm, given: tuple[Any, ...]) -> None:
+    def see(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
         """Hear that a layer is called: before it computes anything."""
         place, self._place = self._place, self._place + 1
         if place == self.measuring:
@@ -97,13 +97,18 @@ class _Sweep:
         moments = self.calls[place][1]
         _set(layer, moments.mean, moments.biased)
 
-    def _measure(self, layer: _BatchNorm, x: Tensor) -> None:
+    def _measure(self, layer: nn.Module, x: Tensor) -> None:
         if len(self.calls) == self.measuring:
             self.calls.append((layer, _Moments()))
         known, moments = self.calls[self.measuring]
         if known is not layer:
             raise ModelError(_DISORDER)
         moments.add(x)
+
+
+def tracked_norms(model: nn.Module) -> list[nn.Module]:
+    """The BatchNorm layers of a model that have running statistics."""
+    return [m for m in model.modules() if is_batchnorm(m) and len(_running(m)) == 2]
 
 
 @torch.no_grad()
@@ -125,9 +130,7 @@ def estimate_statistics(model: nn.Module, x: Tensor | AnySplit, chunk: int = CHU
     """
     if len(x) < 2:
         raise DataError(f"{len(x)} sample(s): statistics need at least 2")
-    sweep = _Sweep(
-        [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    )
+    sweep = _Sweep(tracked_norms(model))
     sweep.whole = len(x) <= chunk
     data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
     model.eval()
@@ -174,23 +177,22 @@ def _watched(sweep: _Sweep) -> Iterator[None]:
             _set(layer, mean, var)
 
 
-def _running(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    return layer.running_mean, layer.running_var
+def _running(layer: nn.Module) -> list[Tensor]:
+    found = (getattr(layer, name, None) for name in ("running_mean", "running_var"))
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
-def _set(layer: _BatchNorm, mean: Tensor, var: Tensor) -> None:
+def _set(layer: nn.Module, mean: Tensor, var: Tensor) -> None:
     for tensor, value in zip(_running(layer), (mean, var), strict=True):
         tensor.copy_(value)
 
 
-def _keep(layer: _BatchNorm, calls: list[_Moments]) -> None:
+def _keep(layer: nn.Module, calls: list[_Moments]) -> None:
     """Keep the mean over the layer's calls, as torch does with `momentum=None`."""
     if calls[0].count < 2:
         raise DataError("one value a channel: statistics need at least 2")
     mean = torch.stack([moments.mean for moments in calls]).mean(dim=0)
     var = torch.stack([moments.unbiased for moments in calls]).mean(dim=0)
     _set(layer, mean, var)
-    if layer.num_batches_tracked is not None:
-        layer.num_batches_tracked.fill_(len(calls))
+    if isinstance(counter := getattr(layer, "num_batches_tracked", None), Tensor):
+        counter.fill_(len(calls))

@@ -178,8 +178,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.method.share.has_role:
-            share = self.method.share.resolved(*last_module(self.initial_model, self.federation))
-            object.__setattr__(self, "method", replace(self.method, share=share))
+            method = settled(self.method, self.initial_model, self.federation)
+            object.__setattr__(self, "method", method)
 
     @cached_property
     def initial_model(self) -> nn.Module:
@@ -306,6 +306,13 @@ def rule_conflict(method: Method, parts: ModelParts, training: Training) -> str 
             f"{', '.join(sorted(others))} remembers is defined for one training"
         )
     return None
+
+
+def settled(method: Method, model: nn.Module, federation: Federation) -> Method:
+    """A method that knows which module of a model is the last, where it shares by that."""
+    if not method.share.has_role:
+        return method
+    return replace(method, share=method.share.resolved(*last_module(model, federation)))
 
 
 def last_module(model: nn.Module, federation: Federation) -> tuple[str, list[str]]:

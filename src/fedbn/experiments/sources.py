@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fedbn.datasets
 from fedbn import registry
+from fedbn.core.bn_replacement import with_groupnorm
 from fedbn.core.federation import Federation, Targets
 from fedbn.core.packing import StateLayout
 from fedbn.core.state import entries, unwrap
@@ -119,7 +120,7 @@ def model_builder(
             raise ModelError(f"model {name} gives a {type(model).__name__}, not an nn.Module")
         if weights is not None:
             load_weights(model, weights, str(section.weights))
-        return model
+        return with_groupnorm(unwrap(model)) if section.transform == "groupnorm" else model
 
     return make
 

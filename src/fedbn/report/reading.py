@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedbn.core.bn_statistics import tracked_norms
 from fedbn.core.federation import AnySplit, Client, Targets
 from fedbn.core.randomness import generator
-from fedbn.core.state import State, entries
+from fedbn.core.state import State, entries, is_batchnorm
 from fedbn.data.survey import drawable
 from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
 from fedbn.report import contents
@@ -93,7 +93,7 @@ def _layers(trained: Trained) -> tuple[contents.Layer, ...]:
     found = []
     for name, module in trained.plan.initial_model.named_modules():
         keys = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var")]
-        if len(names) > 1 and isinstance(module, _BatchNorm) and keys[0] in own[0]:
+        if len(names) > 1 and is_batchnorm(module) and {*keys} <= own[0].keys():
             mean, variance = (np.stack([_flat(state[key]) for state in own]) for key in keys)
             found.append(contents.Layer(name or "BatchNorm", names, mean, variance))
     return tuple(found)
@@ -105,9 +105,8 @@ def _flat(value: torch.Tensor) -> Array:
 
 
 def _why_no_layers(trained: Trained) -> str:
-    modules = trained.plan.initial_model.modules()
     method = trained.plan.method.name
-    if not any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in modules):
+    if not tracked_norms(trained.plan.initial_model):
         return "the model has no BatchNorm layer that tracks statistics"
     if len(trained.state.local) < 2:
         return f"{method} trains one model, so there is nothing to compare"

@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import __version__
 from fedbn.core.aggregation import Mean, Weighted
-from fedbn.core.bn_statistics import CHUNK, estimate_statistics
+from fedbn.core.bn_statistics import CHUNK, estimate_statistics, tracked_norms
 from fedbn.core.federation import AnySplit, check_name
 from fedbn.core.packing import StateLayout
 from fedbn.core.replica import Replica
@@ -79,12 +78,8 @@ class Distances:
 
 def layers_of(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Copy the statistics of a model's BatchNorm layers."""
-    found = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    return [
-        (m.running_mean.clone(), m.running_var.clone())
-        for m in found
-        if m.running_mean is not None and m.running_var is not None
-    ]
+    states = (norm.state_dict() for norm in tracked_norms(model))
+    return [(state["running_mean"].clone(), state["running_var"].clone()) for state in states]
 
 
 def distance(one: Layers, other: Layers) -> float:
