@@ -15,7 +15,9 @@ import pytest
 import typer
 
 import fedbn
+import fedbn.methods
 from commanding import SOURCE, Processes, call, records, write_sites
+from fedbn import registry
 from fedbn.cli.main import app
 
 COMMANDS = ["run", "resume", "inspect", "ls", "schema"]
@@ -246,14 +248,11 @@ def test_ls(tmp_path: Path) -> None:
     for name in ("methods:", "fedbn", "silobn", "prox", "models:", "digit_cnn", "digits_mini"):
         assert name in answer.out
     found = json.loads(call("ls", "--json").out)
-    assert set(found["methods"]) == {
-        "centralized",
-        "fedavg",
-        "fedbn",
-        "fedprox",
-        "silobn",
-        "singleset",
-    }
+    assert set(found["methods"]) == set(registry.names(fedbn.methods))
+    for text in found["methods"].values():
+        assert "Shared: " in text
+        assert "Remembered: " in text
+    assert "Remembered: c_i at the client." in found["methods"]["scaffold"]
     assert all(text for kind in found.values() for text in kind.values())
 
 
@@ -286,6 +285,28 @@ def test_inspect_for_a_program() -> None:
     assert totals["bytes_a_round_and_client"] == 2 * totals["shared_bytes"]
     everything = json.loads(call("inspect", "mlp", "--method", "fedavg", "--json").out)
     assert everything["local"] == []
+    assert everything["totals"]["of_fedavg"] == 1
+    assert totals["of_fedavg"] == totals["shared_bytes"] / (
+        totals["shared_bytes"] + totals["local_bytes"]
+    )
+
+
+def test_inspect_counts_what_rules_remember() -> None:
+    given = ("inspect", "mlp", "--input", "6", "--classes", 2, "--method")
+    found = json.loads(call(*given, "fedbn+scaffold", "--json").out)
+    plain = json.loads(call(*given, "fedbn", "--json").out)["totals"]
+    totals = found["totals"]
+    assert totals["shared_bytes"] == 2 * plain["shared_bytes"]  # c beside every weight
+    assert totals["local_bytes"] == plain["local_bytes"] + plain["shared_bytes"]  # and c_i
+    assert totals["of_fedavg"] == 2 * plain["of_fedavg"]
+    assert "scaffold.c/0.weight" in found["shared"]
+    answer = call(*given, "feddyn")
+    rows = [line.split() for line in answer.out.splitlines()]
+    assert ["feddyn.g/0.weight", "rule", "64×6", "1,536", "local"] in rows
+    assert ["feddyn.h/0.weight", "rule", "64×6", "1,536", "server"] in rows
+    assert "1 times FedAvg's" in " ".join(answer.out.split())
+    kept = json.loads(call(*given, "fedper", "--json").out)["local"]
+    assert kept == ["6.weight", "6.bias"]
 
 
 _OWN_NORM = """

@@ -42,6 +42,12 @@ class ModelParts:
         """What is both shared and trained."""
         return tuple(entry for entry in self.shared if entry.trainable)
 
+    def trained_for(self, rule: str) -> tuple[Entry, ...]:
+        """The same, for a rule that makes no sense without any."""
+        if not self.trained:
+            raise ConfigError(f"{rule}: nothing that is shared is trained, so it would do nothing")
+        return self.trained
+
 
 @dataclass(frozen=True)
 class Memory:

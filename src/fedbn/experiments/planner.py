@@ -25,7 +25,7 @@ from fedbn.experiments.sources import (
     named_files,
     task_of,
 )
-from fedbn.fast.stacked_training import unbatchable
+from fedbn.fast.stacked_training import unbatchable, unknown_rules
 from fedbn.tasks.making import TaskChoice
 
 _WORTH_STACKING = 10
@@ -66,6 +66,10 @@ class Planner:
         engine = _engine(self.settled or job.setting.experiment.engine, plan)
         if not job.method.pooled:  # one client: nothing to stack
             self._engines.add(engine)
+        if engine == "plain" and _worth_stacking(plan) and (why := unknown_rules(plan)):
+            said = f"clients train one after another, because {why}"
+            if unbatchable(plan) == why and said not in self.warnings:
+                self.warnings.append(said)
         return plan if engine == plan.engine else replace(plan, engine=engine)
 
     def _planned(self, job: Job) -> Plan:
@@ -159,7 +163,7 @@ def _engine(asked: str, plan: Plan) -> EngineName:
     Left to us, only with SGD: adaptive optimisers blow rounding differences up (the gradient of a
     bias before BatchNorm is nothing but rounding), so that both engines drift apart.
     """
-    worth = len(plan.federation.clients) >= _WORTH_STACKING and plan.training.optimizer == "SGD"
+    worth = _worth_stacking(plan)
     lazy = any(not isinstance(client.train, Split) for client in plan.federation.clients)
     if asked == "plain" or plan.method.pooled or (asked == "auto" and (lazy or not worth)):
         return "plain"
@@ -167,6 +171,10 @@ def _engine(asked: str, plan: Plan) -> EngineName:
     if reason and asked == "batched":
         raise ConfigError(f"engine = 'batched': {reason}; 'plain' and 'auto' work")
     return "plain" if reason else "batched"
+
+
+def _worth_stacking(plan: Plan) -> bool:
+    return len(plan.federation.clients) >= _WORTH_STACKING and plan.training.optimizer == "SGD"
 
 
 def training_of(section: TrainingSection) -> Training:

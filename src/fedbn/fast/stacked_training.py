@@ -76,8 +76,6 @@ def unbatchable(plan: Plan) -> str | None:
         return f"training.device is {plan.training.device}"
     if plan.task.loss is not CLASSIFICATION.loss or plan.task.loss_for is not None:
         return "the loss is not the classification loss"
-    if others := [r.label for r in plan.method.rules if not isinstance(r, Proximal)]:
-        return f"{', '.join(others)}: a rule other than the proximal term"
     if any(client.train.augment for client in plan.federation.clients):
         return "the data is augmented"
     for key in ("clip_norm", "amp"):
@@ -88,7 +86,13 @@ def unbatchable(plan: Plan) -> str | None:
         return f"training.optimizer is {optimizer}, legal here are {', '.join(ROW_BY_ROW)}"
     if untried := sorted(options.keys() - ROW_BY_ROW[optimizer]):
         return f"training.optimizer_args has {', '.join(untried)}"
-    return unstackable(plan.initial_model)
+    return unstackable(plan.initial_model) or unknown_rules(plan)
+
+
+def unknown_rules(plan: Plan) -> str | None:
+    """Name the rules that stacks cannot follow."""
+    others = [rule.label for rule in plan.method.rules if not isinstance(rule, Proximal)]
+    return f"stacks do not know {', '.join(others)}" if others else None
 
 
 def stack_size(plan: Plan) -> int:

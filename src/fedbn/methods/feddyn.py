@@ -44,7 +44,7 @@ class FedDyn(Rule):
 
     def declare(self, model: ModelParts) -> Iterator[Memory]:
         """The client's last gradient, and the server's sum of moves."""
-        for entry in model.trained:
+        for entry in model.trained_for(self.label):
             yield Memory("g", entry, "local")
             yield Memory("h", entry, "server")
 

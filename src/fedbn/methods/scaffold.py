@@ -36,7 +36,7 @@ class Scaffold(Rule):
 
     def declare(self, model: ModelParts) -> Iterator[Memory]:
         """C, which travels, and c_i, which does not."""
-        for entry in model.trained:
+        for entry in model.trained_for(self.label):
             yield Memory("c", entry, "shared")
             yield Memory("c_i", entry, "local")
 

@@ -294,6 +294,13 @@ def load(path: Path, like: RunState) -> RunState:
         DamagedRun: Naming the file that is missing, altered or of another format.
     """
     found = Checkpoint(path)
+    memory = found.section("server")
+    for name in like.memory:
+        if name not in memory or memory[name].shape != like.memory[name].shape:
+            raise DamagedRun(
+                f"{path}: {name} is not there as a rule declares it now: was the rule another when "
+                "the run began?"
+            )
     held, measured = (found.clients.get(name, {}) for name in ("local", "untrained"))
     untrained = {
         client: pack
@@ -304,7 +311,7 @@ def load(path: Path, like: RunState) -> RunState:
         found.manifest["round"],
         _packed(like.shared.layout, found.section("shared"), path),
         ClientParts(found, "local", like.local),
-        {name: tensor.clone() for name, tensor in found.section("server").items()},
+        {name: tensor.clone() for name, tensor in memory.items()},
         ClientParts(found, "untrained", untrained),
     )
 
@@ -313,7 +320,9 @@ def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
     try:
         return layout.pack(state)
     except ModelError as error:
-        raise DamagedRun(f"{path}: {error}") from error
+        rule = "/" in str(error).partition(": ")[2]  # as no entry of a model has in its name
+        hint = "; that is a rule's: was the rule another when the run began?" if rule else ""
+        raise DamagedRun(f"{path}: {error}{hint}") from error
 
 
 def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState | None, list[str]]:
