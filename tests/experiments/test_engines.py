@@ -40,6 +40,15 @@ def test_where_one_setting_cannot_be_stacked_none_is() -> None:
     assert settled(12, sweep=sweep) == ("plain", {"plain"})
 
 
+def test_a_rule_that_stacks_do_not_know_is_left_to_the_plain_engine_and_said_once() -> None:
+    raw = {"model": {"name": "mlp"}, "seeds": [0, 1], "methods": ["fedprox", "fedbn+scaffold"]}
+    planner = Planner(federation=federation(*[6] * 12))
+    prepare(checked(raw), planner)
+    assert planner.settled == "plain"
+    said = "clients train one by one: stacks do not know scaffold"
+    assert [text for text in planner.warnings if "stacks" in text] == [said]
+
+
 def test_the_choice_is_in_the_configuration_of_the_run(tmp_path: Path) -> None:
     raw = {"model": {"name": "mlp"}, "methods": ["fedbn"], "seeds": [0], "training": {"rounds": 1}}
     experiment, planner = checked(raw), Planner(federation=federation(*[6] * 12))

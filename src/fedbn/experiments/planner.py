@@ -63,11 +63,12 @@ class Planner:
             self._newest = None  # before another model is made
             self._newest = (job, self._planned(job))
         plan = self._newest[1]
-        engine = _engine(self.settled or job.setting.experiment.engine, plan)
+        asked = job.setting.experiment.engine
+        engine = _engine(self.settled or asked, plan)
         if not job.method.pooled:  # one client: nothing to stack
             self._engines.add(engine)
-        if engine == "plain" and _worth_stacking(plan) and (why := unknown_rules(plan)):
-            said = f"clients train one after another, because {why}"
+        if asked == "auto" and _worth_stacking(plan) and (why := unknown_rules(plan)):
+            said = f"clients train one by one: {why}"
             if unbatchable(plan) == why and said not in self.warnings:
                 self.warnings.append(said)
         return plan if engine == plan.engine else replace(plan, engine=engine)
