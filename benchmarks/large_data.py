@@ -4,16 +4,19 @@
 
 Two clients share a data set that makes its samples, pictures of 602 KB with noise drawn from
 torch's global generator. One round trains on all of them and scores all of them. A line a number
-of workers: peak memory of this process and of its largest worker, seconds, and a hash of all
-models' bits, which must be the same on every line.
+of workers: the most memory of this process, and of it and its workers together (pages that they
+share counted once), seconds, and a hash of all models' bits, the same on every line.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import multiprocessing
+import re
 import resource
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -59,24 +62,33 @@ def measure(gigabytes: float, workers: int) -> str:
     """Train once; say what it took."""
     n = int(gigabytes * 1e9 / BYTES / 2)
     sites = {f"site-{at}": Pictures(n, float(at)) for at in range(2)}
-    begun = time.monotonic()
+    begun, seen, done = time.monotonic(), [0.0], threading.Event()
+    threading.Thread(target=_watch, args=(seen, done), daemon=True).start()
     result = fedbn.fit(sites, network, rounds=1, batch_size=32, data__workers=workers)
+    done.set()
     digest = hashlib.sha256()
     for client in sorted(result.models):
         for value in result.model(client).state_dict().values():
             digest.update(value.numpy().tobytes())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     took = time.monotonic() - begun
-    worker = max((_peak(child.pid) for child in multiprocessing.active_children()), default=0.0)
     return (
-        f"{gigabytes:g} GB, {workers} workers: {peak:.2f} GB here, {worker:.2f} GB a worker, "
+        f"{gigabytes:g} GB, {workers} workers: {peak:.2f} GB here, {max(seen):.2f} GB together, "
         f"{took:.0f} s, bits {digest.hexdigest()[:16]}"
     )
 
 
-def _peak(process: int | None) -> float:
-    text = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    return int(dict(line.split(":", 1) for line in text.splitlines())["VmHWM"].split()[0]) / 1e6
+def _watch(seen: list[float], done: threading.Event) -> None:
+    while not done.wait(0.5):
+        children = [child.pid for child in multiprocessing.active_children()]
+        seen.append(sum(_memory(process) for process in ["self", *children]))
+
+
+def _memory(process: int | str | None) -> float:
+    with contextlib.suppress(OSError):  # it may have ended
+        text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii")
+        return int(re.findall(r"^Pss:\s+(\d+)", text, re.MULTILINE)[0]) / 1e6
+    return 0.0
 
 
 def main() -> None:

@@ -44,8 +44,9 @@ def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
         pytest.skip("a session: tests/paper/theory/test_theory_docs.py runs its page as a whole")
     if re.match(r"# \w+\.py\n", code):
         pytest.skip("a file of the tutorial: tests/test_tutorial.py runs its page as a whole")
-    if "flwr" in code:
-        pytest.importorskip("flwr", reason="flwr is not installed")
+    for module in ("flwr", "pandas"):
+        if module in code:
+            pytest.importorskip(module, reason=f"{module} is not installed")
     file = tmp_path / "snippet.py"
     file.write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

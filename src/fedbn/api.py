@@ -103,9 +103,10 @@ def fit(
     """Train a method, or several with several seeds, and give every client its model.
 
     Args:
-        data: A registered name, a path of your own data, a `Federation`, or a mapping from each
-            client's name to `(x, y)`, or to `((train_x, train_y), (test_x, test_y))`; each is an
-            array, a tensor or lists of numbers.
+        data: A registered name, a path of your own data, a `Federation`; a mapping from each
+            client's name to `(x, y)`, `(x, y, groups)`, a Dataset or a DataFrame, or to
+            `(train, test)` or `(train, valid, test)` of those; or one such data set, dealt into
+            clients by `data__partition`.
         model: A registered name, `module:callable`, a function that makes a model; None for one
             that fits the data. A model itself is copied, with the weights it has: no seed
             changes them.

@@ -174,6 +174,23 @@ def test_changed_data_is_told_by_length_mark_and_a_sample():
     assert len(set(prints)) == 3
 
 
+def test_classes_that_differ_between_clients_are_refused():
+    class Pets(Made):
+        classes = ("cat", "dog", "owl")
+
+    class Other(Made):
+        classes = ("dog", "cat", "owl")
+
+    with pytest.raises(DataError, match=r"client b: classes .* differ in name or order"):
+        federation_of({"a": Pets(), "b": Other()})
+
+
+def test_a_dict_of_datasets_is_its_parts():
+    parts = {"train": Made(), "validation": Made(9), "test": Made(12)}
+    (client,) = federation_of({"a": parts}).clients
+    assert [len(split) for split in client.splits] == [40, 12, 9]
+
+
 def test_groups_validation_names_and_truth_values():
     x = np.zeros((12, 4), np.float32)
     patients = np.repeat(["p1", "p2", "p3", "p4", "p5", "p6"], 2)

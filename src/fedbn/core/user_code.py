@@ -112,6 +112,7 @@ def habits(model: nn.Module, clients: Sequence[Client]) -> Habits:
     """Watch a pass of a model in each mode, and the clients' augmentation, on a few samples.
 
     Examples:
+        >>> from fedbn.core.federation import Split
         >>> data = Split(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
         >>> habits(nn.Dropout(), [Client("a", "a", data, {})]).draws
         ("torch's",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -109,6 +109,9 @@ class _Part:
 def _parts(name: str, given: Any) -> dict[str, _Part]:
     """Tell a client's parts apart: `all`, or `train` and `test`, perhaps `valid`."""
     where = f"data, client {name}"
+    if isinstance(given, Mapping) and {"train", "test"} <= set(given):  # a DatasetDict
+        valid = [given[key] for key in ("valid", "validation") if key in given][:1]
+        given = (given["train"], *valid, given["test"])
     if is_dataset(given) or _is_arrays(given):
         return {"all": _part(where, given)}
     if not isinstance(given, tuple | list) or len(given) not in _PARTS:
@@ -235,25 +238,33 @@ def _classes(
     parts: Mapping[Any, _Part], given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[Any, _Part], list[str]]:
     """The names of classes or targets; the parts, with what a pass over labels told; remarks."""
-    found, remarks = dict(parts), []
-    said = given or next(
-        (names for part in parts.values() if (names := _named(part.dataset))), None
-    )
-    if said is None:
-        for key, part in parts.items():
-            if part.y is None and len(part):
-                found[key], text = _read_targets(part)
-                remarks.append(text)
-    known = [part.y for part in found.values() if part.y is not None and len(part.y)]
+    said, found, remarks = given or _agreed(parts.values()), dict(parts), list[str]()
     if said is not None:
         return tuple(map(str, said)), found, remarks
+    for key, part in parts.items():
+        if part.y is None and len(part):
+            found[key], text = _read_targets(part)
+            remarks.append(text)
+    known = [part.y for part in found.values() if part.y is not None and len(part.y)]
     if any(y.dtype.kind in "USb" and y.ndim == 1 for y in known):
         return tuple(sorted({str(v) for y in known for v in y.tolist()})), found, remarks
     if known and known[0].dtype.kind in "iu":
-        largest = max(int(y.max()) for y in known)
-        return tuple(str(label) for label in range(max(largest + 1, 2))), found, remarks
-    columns = known[0].shape[1] if known and known[0].ndim == 2 else 1
-    return tuple(str(number) for number in range(columns)), found, remarks
+        count = max(2, 1 + max(int(y.max()) for y in known))
+    else:
+        count = known[0].shape[1] if known and known[0].ndim == 2 else 1
+    return tuple(map(str, range(count))), found, remarks
+
+
+def _agreed(parts: Iterable[_Part]) -> list[str] | None:
+    """The names of classes that Datasets tell, which must be the same; None where none does."""
+    told = [(part.where, names) for part in parts if (names := _named(part.dataset))]
+    for where, names in told[1:]:
+        if names != told[0][1]:
+            raise DataError(
+                f"{where}: classes {names} differ in name or order from {told[0][1]} of "
+                f"{told[0][0]}"
+            )
+    return told[0][1] if told else None
 
 
 def _read_targets(part: _Part) -> tuple[_Part, str]:
