@@ -9,11 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import fedbn
 from fedbn.core.federation import all_targets
 from fedbn.data import lazy_split
+from fedbn.data.dataset_samples import parts_of
 from fedbn.data.python_data import federation_of, known_targets
 from fedbn.errors import ConfigError, DataError
 from fedbn.trained.evaluation import evaluate_all
@@ -163,6 +165,29 @@ def test_targets_are_found_in_the_ways_libraries_keep_them():
 
     assert known_targets(HuggingFace()).tolist() == [0, 1, 1, 0]
     assert federation_of({"a": HuggingFace()}).classes == ("no", "yes")
+
+
+def test_pictures_and_labels_come_in_the_forms_that_libraries_give():
+    class Med(Dataset):
+        """As MedMNIST: Pillow's pictures, labels (n, 1)."""
+
+        def __init__(self, mode):
+            self.mode, self.labels = mode, np.arange(6)[:, None] % 2
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            picture = Image.new(self.mode, (5, 4), 7)
+            return picture, self.labels[index]
+
+    for mode, channels in (("L", 1), ("RGB", 3), ("P", 3), ("RGBA", 3)):
+        data = federation_of({"a": Med(mode)})
+        assert data.classes == ("0", "1")
+        assert data.input_shape == (channels, 4, 5)
+        assert data.clients[0].train.batch(slice(0, 2))[1].shape == (2,)
+    rows = [(np.zeros((4, 5, 3), np.uint8), 0), (np.zeros((3, 4, 5), np.uint8), 1)] * 3
+    assert [tuple(parts_of(row)[0].shape) for row in rows[:2]] == [(3, 4, 5), (3, 4, 5)]
 
 
 def test_changed_data_is_told_by_length_mark_and_a_sample():

@@ -1,186 +1,43 @@
-"""Samples that are read when they are needed, from any map-style Dataset.
+"""Splits that are read when they are needed, here or ahead in worker processes.
 
-torch's, Hugging Face's, MONAI's and torchvision's have `len` and `[index]`, and give `(x, y)` or a
-dict with both. A split is a list of addresses in such data sets; nothing holds more than a few
-batches. What a transform draws from a global generator (Python's, NumPy's or torch's) is seeded a
-sample by (seed, client, round, pass, index), so that bits do not depend on who reads it.
+A split is a list of addresses in Datasets (`dataset_samples`); nothing holds more than a few
+batches.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedbn.core.federation import Augment, not_finite, scaled, widened
-from fedbn.core.randomness import number
+from fedbn.core.federation import Augment, scaled, widened
+from fedbn.data.dataset_samples import Batch, Fault, Source, read_batch, tensors_of
 from fedbn.errors import DataError, reason
 from fedbn.text import one_line
 
 Workers = Annotated[int, Field(ge=0, le=256)]
 START = "fork" if sys.platform == "linux" else "spawn"
 """How worker processes begin: forked ones need no copy of the data sets."""
-_X = ("image", "img", "x", "pixel_values", "input", "inputs", "features")
-_Y = ("label", "labels", "y", "target", "targets")
 _COMPARED = 64
 _WATCH_SECONDS = 0.5
-_LEGAL = f"(x, y), or a dict with one of {', '.join(_X)} and one of {', '.join(_Y)}"
 _CPU = torch.device("cpu")
 _one_at_a_time = threading.Lock()
 """Global generators are seeded for one sample at a time."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A Dataset and what is known of it.
-
-    Attributes:
-        dataset: Has `len` and `[index]`.
-        where: Whose it is, for messages.
-        classes: The names of the classes, or of several targets.
-        length: How many samples it had when it was opened.
-        shape: The shape of its first sample.
-        dtype: `uint8`, or float32.
-        target: The target of its first sample, (1, ...).
-    """
-
-    dataset: Any
-    where: str
-    classes: tuple[str, ...]
-    length: int
-    shape: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
-    target: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-
-    @staticmethod
-    def of(dataset: Any, where: str, classes: Sequence[str]) -> Source:
-        """Look at the first sample of a Dataset."""
-        bare = Source(dataset, where, tuple(classes), len(dataset))
-        if not len(dataset):
-            return bare
-        x, y = Loader([bare]).first()
-        return replace(bare, shape=tuple(x.shape[1:]), dtype=x.dtype, target=y)
-
-    def sample(self, index: int) -> tuple[Tensor, Tensor]:
-        """Read one sample; what is wrong with it is one line."""
-        if len(self.dataset) != self.length:
-            raise DataError(f"{self.length} samples when it was opened, {len(self.dataset)} now")
-        x, y = parts_of(self.dataset[index])
-        if self.shape and (x.shape, x.dtype) != (self.shape, self.dtype):
-            raise DataError(
-                f"{tuple(x.shape)} of {x.dtype}, but the first sample is {self.shape} of "
-                f"{self.dtype}; all must be alike"
-            )
-        for text in not_finite(x[None]):
-            raise DataError(text.partition(" in ")[0] + " in it")
-        return x, self._target(y)
-
-    def _target(self, y: Any) -> Tensor:
-        """A target as a model takes it; a name or a truth value is a place among the classes."""
-        if np.ndim(y) == 0 and isinstance(value := np.asarray(y).item(), str | bool):
-            if str(value) not in self.classes:
-                raise DataError(f"label {value!r}; legal are {', '.join(self.classes)}")
-            return torch.tensor(self.classes.index(str(value)))
-        target = torch.as_tensor(y)
-        if target.is_floating_point():
-            for text in not_finite(target.reshape(1, -1)):
-                raise DataError(f"{text.partition(' in ')[0]} in its target")
-            return target.float().reshape(-1)
-        if target.dim() == 0 and not 0 <= int(target) < len(self.classes):
-            raise DataError(f"label {int(target)}; legal are 0 to {len(self.classes) - 1}")
-        return (
-            target if target.dim() and target.dtype in (torch.bool, torch.uint8) else target.long()
-        )
-
-
-def label_key(columns: Mapping[str, Any]) -> str | None:
-    """The column of targets, where there is one."""
-    return next((key for key in _Y if key in columns), None)
-
-
-def parts_of(sample: Any) -> tuple[Tensor, Any]:
-    """Take a sample apart: x as a tensor, `uint8` or float32, and its target as it is."""
-    if isinstance(sample, Mapping):
-        found = [next((sample[k] for k in keys if k in sample), None) for keys in (_X, _Y)]
-        if any(part is None for part in found):
-            raise DataError(f"a dict with {', '.join(map(str, sample))}; expected {_LEGAL}")
-        x, y = found
-    elif isinstance(sample, tuple | list) and len(sample) == 2:
-        x, y = sample
-    else:
-        raise DataError(f"a {type(sample).__name__}; expected {_LEGAL}")
-    return _tensor(x), y
-
-
-def _tensor(x: Any) -> Tensor:
-    picture = hasattr(x, "getbands")  # Pillow's
-    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
-    if tensor.is_complex():
-        raise DataError("complex numbers; legal are real ones")
-    if picture:
-        tensor = tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1)
-    return tensor if tensor.dtype == torch.uint8 else tensor.float()
-
-
-def told(error: Exception) -> str:
-    """What an error says of a sample: our own line, or whose it is and what it says."""
-    return str(error) if isinstance(error, DataError) else reason(error)
-
-
-Address = tuple[int, int]
-Batch = tuple[NDArray[Any], NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a sample."""
-
-    address: Address
-    text: str
-
-
-def read_batch(
-    sources: Sequence[Source], addresses: Sequence[Address], seed: int, round_pass: int
-) -> Batch | Fault:
-    """Read some samples, each under a seed of its own; global generators stay as they are."""
-    found: list[tuple[Tensor, Tensor]] = []
-    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        for which, index in addresses:
-            own = number(seed, "sample", round_pass, f"{which}\0{index}")
-            random.seed(own)
-            np.random.seed(own % 2**32)
-            torch.default_generator.manual_seed(own)
-            try:
-                found.append(sources[which].sample(index))
-            except Exception as error:
-                return Fault((which, index), told(error))
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torchs)
-    x, y = zip(*found, strict=True)
-    if odd := next((i for i, one in enumerate(y) if one.shape != y[0].shape), None):
-        return Fault(addresses[odd], f"a target of {tuple(y[odd].shape)}, not {tuple(y[0].shape)}")
-    return torch.stack(x).numpy(), torch.stack(y).numpy()
 
 
 _sources: Sequence[Source] = ()
@@ -221,10 +78,6 @@ class Loader:
         if workers:
             self._pool = self._begun()
 
-    def first(self) -> tuple[Tensor, Tensor]:
-        """The first sample of the first data set, as a batch."""
-        return next(self.batches([torch.zeros(1, 2, dtype=torch.int64)]))
-
     def batches(
         self, orders: Iterable[Tensor], seed: int = 0, per_pass: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -236,37 +89,32 @@ class Loader:
             per_pass: Batches of a pass over the data; 0 where there is one pass.
         """
         jobs = (
-            ([(a, b) for a, b in order.tolist()], seed, number // per_pass if per_pass else 0)
-            for number, order in zip(count(), orders, strict=False)
+            ([(a, b) for a, b in order.tolist()], seed, at // per_pass if per_pass else 0)
+            for at, order in enumerate(orders)
         )
-        if self._pool is None:
-            for job in jobs:
-                with _one_at_a_time:
-                    found = read_batch(self.sources, *job)
-                yield self._tensors(found)
-            return
+        for found in self._here(jobs) if self._pool is None else self._ahead(self._pool, jobs):
+            yield tensors_of(found, self.sources)
+
+    def _here(self, jobs: Iterator[Any]) -> Iterator[Batch | Fault]:
+        for job in jobs:
+            with _one_at_a_time:
+                found = read_batch(self.sources, *job)
+            yield found
+
+    def _ahead(self, pool: ProcessPoolExecutor, jobs: Iterator[Any]) -> Iterator[Batch | Fault]:
+        waiting: deque[Future[Batch | Fault]] = deque()
         try:
-            ahead = deque(self._submitted(job) for job in islice(jobs, self.workers + 1))
-            while ahead:
-                found = ahead.popleft().result()
-                ahead.extend(self._submitted(job) for job in islice(jobs, 1))
-                yield self._tensors(found)
+            for job in islice(jobs, self.workers + 1):
+                waiting.append(pool.submit(_read_in_worker, *job))
+            while waiting:
+                found = waiting.popleft().result()
+                waiting.extend(pool.submit(_read_in_worker, *job) for job in islice(jobs, 1))
+                yield found
         except BrokenProcessPool as error:
             raise DataError(
                 f"{self.sources[0].where}: a worker process that reads data died (out of memory, "
                 "or ended by the system); fewer data.workers may help"
             ) from error
-
-    def _submitted(self, job: Any) -> Any:
-        assert self._pool is not None
-        return self._pool.submit(_read_in_worker, *job)
-
-    def _tensors(self, found: Batch | Fault) -> tuple[Tensor, Tensor]:
-        if isinstance(found, Fault):
-            which, index = found.address
-            raise DataError(f"{self.sources[which].where}, sample {index}: {one_line(found.text)}")
-        x, y = found
-        return torch.from_numpy(x), torch.from_numpy(y)
 
     def _begun(self) -> ProcessPoolExecutor:
         """Start the processes now: later, threads would be running."""

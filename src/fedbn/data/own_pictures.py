@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedbn.core.federation import AnySplit, Client, Federation, Split, check_name, scaled
 from fedbn.data.arrays import places
+from fedbn.data.dataset_samples import Source
 from fedbn.data.image_folders import (
     Division,
     PictureReader,
@@ -30,7 +31,7 @@ from fedbn.data.image_folders import (
     stems_in_both,
 )
 from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
-from fedbn.data.lazy_split import LazySplit, Loader, Source
+from fedbn.data.lazy_split import LazySplit, Loader
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.text import shown

@@ -22,7 +22,8 @@ from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
-from fedbn.data.lazy_split import LazySplit, Loader, Source, Workers, label_key, parts_of, told
+from fedbn.data.dataset_samples import Source, label_key, parts_of, told
+from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
 from fedbn.errors import ConfigError, DataError, FedbnError
 
@@ -160,21 +161,22 @@ def _targets(y: Any, where: str) -> NDArray[Any]:
 def known_targets(dataset: Any) -> NDArray[Any] | None:
     """Targets of all samples, where a Dataset tells them without reading samples.
 
-    `targets` (torchvision), `tensors` (torch), a column (Hugging Face), `data` (MONAI); parts and
-    chains of such (`Subset`, `ConcatDataset`). What does not agree with the first sample is no
-    target of it.
+    `targets` (torchvision), `labels` (MedMNIST), `tensors` (torch), a column (Hugging Face),
+    `data` (MONAI); parts and chains of such (`Subset`, `ConcatDataset`). What does not agree with
+    the first sample is no target of it.
     """
     found = _told(dataset)
     if found is None or len(found) != len(dataset) or not len(found):
         return None
     values = np.asarray(found)
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.dtype.kind not in "iubUS" or values.ndim != 1:
         return None
     try:
         first = np.asarray(parts_of(dataset[0])[1])
     except FedbnError:
         return None
-    return values if first.shape == () and str(first) == str(values[0]) else None
+    return values if first.size == 1 and str(first.item()) == str(values[0]) else None
 
 
 def _told(dataset: Any) -> Any:
@@ -192,7 +194,7 @@ def _told(dataset: Any) -> Any:
     if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
         key = label_key(rows[0])
         return [row[key] for row in rows] if key else None
-    return getattr(dataset, "targets", None)
+    return getattr(dataset, "targets", getattr(dataset, "labels", None))
 
 
 def _named(dataset: Any) -> list[str] | None:

@@ -1,0 +1,185 @@
+"""Samples of any map-style Dataset: taken apart, checked, and read under a seed of their own.
+
+torch's, Hugging Face's, MONAI's and torchvision's have `len` and `[index]`, and give `(x, y)` or a
+dict with both. What a transform draws from a global generator (Python's, NumPy's or torch's) is
+seeded a sample by (seed, client, round, pass, index), so that bits do not depend on who reads it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedbn.core.federation import not_finite
+from fedbn.core.randomness import number
+from fedbn.errors import DataError, reason
+from fedbn.text import one_line
+
+_X = ("image", "img", "x", "pixel_values", "input", "inputs", "features")
+_Y = ("label", "labels", "y", "target", "targets")
+_LEGAL = f"(x, y), or a dict with one of {', '.join(_X)} and one of {', '.join(_Y)}"
+_PLAIN_PICTURES = ("L", "RGB", "I", "I;16", "F")
+_CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Dataset and what is known of it.
+
+    Attributes:
+        dataset: Has `len` and `[index]`.
+        where: Whose it is, for messages.
+        classes: The names of the classes, or of several targets.
+        length: How many samples it had when it was opened.
+        shape: The shape of its first sample.
+        dtype: `uint8`, or float32.
+        target: The target of its first sample, (1, ...).
+    """
+
+    dataset: Any
+    where: str
+    classes: tuple[str, ...]
+    length: int
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    target: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    @staticmethod
+    def of(dataset: Any, where: str, classes: Sequence[str]) -> Source:
+        """Look at the first sample of a Dataset."""
+        bare = Source(dataset, where, tuple(classes), len(dataset))
+        if not len(dataset):
+            return bare
+        x, y = tensors_of(read_batch([bare], [(0, 0)]), [bare])
+        return replace(bare, shape=tuple(x.shape[1:]), dtype=x.dtype, target=y)
+
+    def sample(self, index: int) -> tuple[Tensor, Tensor]:
+        """Read one sample; what is wrong with it is one line."""
+        if len(self.dataset) != self.length:
+            raise DataError(f"{self.length} samples when it was opened, {len(self.dataset)} now")
+        x, y = parts_of(self.dataset[index])
+        if self.shape and (x.shape, x.dtype) != (self.shape, self.dtype):
+            raise DataError(
+                f"{tuple(x.shape)} of {x.dtype}, but the first sample is {self.shape} of "
+                f"{self.dtype}; all must be alike"
+            )
+        for text in not_finite(x[None]):
+            raise DataError(text.partition(" in ")[0] + " in it")
+        return x, self._target(y)
+
+    def _target(self, y: Any) -> Tensor:
+        """A target as a model takes it; a name or a truth value is a place among the classes."""
+        if np.ndim(y) == 0 and isinstance(value := np.asarray(y).item(), str | bool):
+            if str(value) not in self.classes:
+                raise DataError(f"label {value!r}; legal are {', '.join(self.classes)}")
+            return torch.tensor(self.classes.index(str(value)))
+        target = torch.as_tensor(y)
+        if target.is_floating_point():
+            for text in not_finite(target.reshape(1, -1)):
+                raise DataError(f"{text.partition(' in ')[0]} in its target")
+            return target.float().reshape(-1)
+        if target.numel() > 1:
+            return target if target.dtype in (torch.bool, torch.uint8) else target.long()
+        if not 0 <= int(target) < len(self.classes):
+            raise DataError(f"label {int(target)}; legal are 0 to {len(self.classes) - 1}")
+        return target.long().reshape(())
+
+
+def label_key(columns: Mapping[str, Any]) -> str | None:
+    """The column of targets, where there is one."""
+    return next((key for key in _Y if key in columns), None)
+
+
+def parts_of(sample: Any) -> tuple[Tensor, Any]:
+    """Take a sample apart: x as a tensor, `uint8` or float32, and its target as it is."""
+    if isinstance(sample, Mapping):
+        found = [next((sample[k] for k in keys if k in sample), None) for keys in (_X, _Y)]
+        if any(part is None for part in found):
+            raise DataError(f"a dict with {', '.join(map(str, sample))}; expected {_LEGAL}")
+        x, y = found
+    elif isinstance(sample, tuple | list) and len(sample) == 2:
+        x, y = sample
+    else:
+        raise DataError(f"a {type(sample).__name__}; expected {_LEGAL}")
+    return _tensor(x), y
+
+
+def _tensor(x: Any) -> Tensor:
+    if hasattr(x, "getbands"):  # Pillow's
+        values = np.array(x if x.mode in _PLAIN_PICTURES else x.convert("RGB"))
+        values = values[..., None] if values.ndim == 2 else values
+    else:
+        values = x
+    if isinstance(values, np.ndarray) and values.ndim == 3:
+        rows, _, last = values.shape
+        if last in _CHANNELS and (values is not x or rows not in _CHANNELS):
+            values = np.moveaxis(values, -1, 0)
+    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(values))
+    if tensor.is_complex():
+        raise DataError("complex numbers; legal are real ones")
+    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+
+
+def told(error: Exception) -> str:
+    """What an error says of a sample: our own line, or whose it is and what it says."""
+    return str(error) if isinstance(error, DataError) else reason(error)
+
+
+Address = tuple[int, int]
+Batch = tuple[NDArray[Any], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a sample."""
+
+    address: Address
+    text: str
+
+
+def read_batch(
+    sources: Sequence[Source], addresses: Sequence[Address], seed: int = 0, turn: int = 0
+) -> Batch | Fault:
+    """Read some samples, each under a seed of its own; global generators stay as they are.
+
+    Args:
+        sources: The data sets.
+        addresses: Which of them, and the index there.
+        seed: Decides, with the pass, whose a sample is and its index, what transforms draw.
+        turn: The pass over the data.
+    """
+    found: list[tuple[Tensor, Tensor]] = []
+    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        for which, index in addresses:
+            own = number(seed, "sample", turn, f"{sources[which].where}\0{index}")
+            random.seed(own)
+            np.random.seed(own % 2**32)
+            torch.default_generator.manual_seed(own)
+            try:
+                found.append(sources[which].sample(index))
+            except Exception as error:
+                return Fault((which, index), told(error))
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torchs)
+    x, y = zip(*found, strict=True)
+    if odd := next((i for i, one in enumerate(y) if one.shape != y[0].shape), None):
+        return Fault(addresses[odd], f"a target of {tuple(y[odd].shape)}, not {tuple(y[0].shape)}")
+    return torch.stack(x).numpy(), torch.stack(y).numpy()
+
+
+def tensors_of(found: Batch | Fault, sources: Sequence[Source]) -> tuple[Tensor, Tensor]:
+    """A batch as tensors; a fault is raised, whose it is and which sample."""
+    if isinstance(found, Fault):
+        which, index = found.address
+        raise DataError(f"{sources[which].where}, sample {index}: {one_line(found.text)}")
+    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
