@@ -131,7 +131,7 @@ class Bench:
         raw: dict | None = None,
         name: str = "run",
         *,
-        expected: Expected | None = None,
+        expected: Expected | Callable[[], Expected] | None = None,
         costs: Callable[[RoundCost], None] = lambda cost: None,
         stop_after: int | None = None,
     ) -> RunFolder:
@@ -140,6 +140,7 @@ class Bench:
         folder.path.mkdir(parents=True, exist_ok=True)
         keys = {site.encode(): site for site in SITES}
         sites = expected or Expected(SITES, keys, len(SITES))
+        asked = sites if callable(sites) else lambda: sites
         rounds: list[Event] = []
 
         def hear(event: Event) -> None:
@@ -151,7 +152,7 @@ class Bench:
         def stop() -> bool:
             return len(rounds) == stop_after
 
-        service = Service("fed", lambda: sites, folder, hear, self.limits, stop)
+        service = Service("fed", asked, folder, hear, self.limits, stop)
         serve(grid, checked(raw or RAW), service)
         return folder
 

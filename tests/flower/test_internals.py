@@ -47,6 +47,7 @@ RELIED_ON = {
         "flwr.common.serde": {"fab_to_proto", "run_from_proto"},
         "flwr.proto.control_pb2": {
             "ListNodesRequest", "RegisterNodeRequest", "StartRunRequest", "StopRunRequest",
+            "UnregisterNodeRequest",
         },
         "flwr.proto.node_pb2": {"NodeInfo"},
         "flwr.proto.runtime_pb2": {

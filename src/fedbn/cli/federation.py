@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +11,10 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, say
+from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
 from fedbn.flower import preflight, server_app, site_app
-from fedbn.flower.credentials import read_bundle
+from fedbn.flower.credentials import authority_fingerprint, read_bundle
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import follow
 from fedbn.flower.internals_server import Control, set_environment
@@ -23,11 +25,12 @@ from fedbn.runs.folder import write_atomically
 
 app = console.commands()
 
-Fed = Annotated[Path, typer.Argument(metavar="FED", help="The federation's folder.")]
-
 _STEPS = """# This federation, step by step
 
-1. Hand each file of `bundles/` to its site, by a way you trust, then delete it here.
+1. At each site: `fedbn federation request SITE` makes its key there and a file SITE.request. Here:
+   `fedbn federation admit {fed} SITE.request` answers with `bundles/SITE.fedbn`. Compare the
+   fingerprints that both print by telephone. (Bundles that `--sites` made hold a private key: for
+   trying out. Hand them over by a way you trust, then delete them here.)
 2. Here: `fedbn federation check {fed}`, then `fedbn federation server {fed}` (port {port}, TCP).
 3. At each site: `pip install 'fedbn[flower]'`, then
    `fedbn federation check SITE.fedbn --data PATH`, then
@@ -45,8 +48,10 @@ certificate cannot be renewed.
 @app.command(epilog="Example: fedbn federation init FED --sites nyu,usm --host server.example")
 def init(
     fed: Fed,
-    sites: Annotated[str, typer.Option(help="The sites' names, as nyu,usm,um.")],
     host: Annotated[str, typer.Option(help="The server's name or address, as sites reach it.")],
+    sites: Annotated[
+        str, typer.Option(help="For trying out: sites whose keys are made here, as nyu,usm.")
+    ] = "",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 9092,
 ) -> None:
     """Make a federation: authority, certificate, one key and one bundle a site."""
@@ -56,6 +61,7 @@ def init(
     (fed / "README.md").write_text(_STEPS.format(fed=fed, port=port), encoding="utf-8")
     for site in names:
         emit(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
+    emit(f"the authority: {authority_fingerprint(folder.ca.read_bytes())}")
     say(f"next: fedbn federation server {fed}")
 
 
@@ -66,6 +72,9 @@ def server(
 ) -> None:
     """Run the server that sites connect to, until Ctrl-C."""
     folder = FederationFolder(fed.resolve())
+    for fine, text in preflight.check_dates(folder):
+        if not fine or text.endswith("(soon)"):
+            say(f"warning: {text}; `fedbn federation rotate {fed}` renews it")
     with Stopper() as stop, server_app.server(folder, bind) as child:
         info = folder.read()
         say(f"ready at port {info.port} for {', '.join(info.sites)}")
@@ -90,6 +99,10 @@ def join(
         Path | None, typer.Option(help="What the site allows. [default: policy.toml in the folder]")
     ] = None,
     settings: console.Settings = None,
+    fingerprint: Fingerprint = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The server's, where it moved.")
+    ] = None,
     trust: console.Trust = None,
     release_affine: Annotated[
         bool, typer.Option("--release-affine", help="Give BatchNorm's affine away at the end.")
@@ -97,11 +110,13 @@ def join(
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Be a site, until Ctrl-C: train when the server asks; data and BatchNorm stay here."""
-    given = read_bundle(bundle)
-    fine, text = preflight.private(bundle)
+    home, given = (folder or home_of(bundle)).resolve(), read_bundle(bundle)
+    fine, text = preflight.private(bundle) if given.key else (True, "")
     if not fine:
         say(f"warning: {text}")
-    home = (folder or home_of(bundle)).resolve()
+    given = known_authority(given, home, fingerprint)
+    if address is not None:
+        given = replace(given, address=address)
     options = SiteOptions(
         given.site,
         site_app.data_section(data, settings or ()),
@@ -196,7 +211,7 @@ def _print_runs(folder: FederationFolder) -> None:
 
 @app.command("add-site", epilog="Example: fedbn federation add-site FED mgh")
 def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's name.")]) -> None:
-    """Add a site; a run that is under way takes it in at its next round."""
+    """Add a site whose key is made here, for trying out; a run under way takes it in."""
     folder = FederationFolder(fed.resolve())
     set_environment(folder)
     emit(f"{server_app.add_site(folder, site)}: hand this to {site}, then delete it here")

@@ -12,7 +12,8 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
-from fedbn.cli.federation import Fed, home_of
+from fedbn.cli.federation import home_of
+from fedbn.cli.federation_keys import Fed
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import show
 from fedbn.core.engine import RoundCost

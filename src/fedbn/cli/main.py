@@ -65,6 +65,10 @@ _COMMANDS = {
         "run": "federation_run",
         "status": "federation",
         "add-site": "federation",
+        "request": "federation_keys",
+        "admit": "federation_keys",
+        "revoke": "federation_keys",
+        "rotate": "federation_keys",
         "demo": "federation_run",
     },
 }

@@ -1,12 +1,14 @@
-"""Keys and certificates: an authority, the server's certificate, and one bundle a site.
+"""Keys and certificates: an authority, the server's certificate, a request and a bundle a site.
 
-A bundle is the one file that a site is given: its own EC key, the authority's certificate and the
-server's address.
+A site makes its key itself and asks to be admitted with a request: its name, its public key and a
+signature. What it is given in return is a bundle: the authority's certificate and the server's
+address. A bundle that holds the site's private key too is for trying out.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import io
 import ipaddress
 import json
@@ -14,8 +16,10 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -26,6 +30,10 @@ from fedbn.runs.folder import check_name
 _CURVE = ec.SECP384R1
 _SLACK = datetime.timedelta(hours=1)  # clocks that are a little behind
 Key = ec.EllipticCurvePrivateKey
+_FORMAT = 1
+_NAMES = ("site.json", "ca.crt", "site.key")  # the key only where the server made it
+_MAX_BYTES = 100_000
+_WRONG = (ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile, OSError)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,14 @@ def make_authority(name: str, days: int) -> Authority:
     usage = _usage(digital_signature=False, key_cert_sign=True)
     builder = builder.add_extension(usage, critical=True)
     return Authority(key, builder.sign(key, hashes.SHA384()))
+
+
+def read_authority(key: Path, certificate: Path) -> Authority:
+    """Read an authority from its files."""
+    found = serialization.load_pem_private_key(key.read_bytes(), None)
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{key}: not a key of `fedbn federation init`")
+    return Authority(found, x509.load_pem_x509_certificate(certificate.read_bytes()))
 
 
 def make_server_certificate(
@@ -102,9 +118,97 @@ def _rendered(key: Key, form: serialization.PrivateFormat) -> bytes:
 
 def public_bytes(key: Key) -> bytes:
     """Render a public key as PEM, the form in which Flower's server knows nodes."""
-    return key.public_key().public_bytes(
+    return _public_pem(key.public_key())
+
+
+def fingerprint(public: bytes) -> str:
+    """What two persons read to each other to compare a public key.
+
+    Examples:
+        >>> len(fingerprint(public_bytes(make_key())))
+        39
+    """
+    found = hashlib.sha256(public.strip()).hexdigest()[:32]
+    return ":".join(found[place : place + 4] for place in range(0, 32, 4))
+
+
+def authority_fingerprint(ca: bytes) -> str:
+    """The fingerprint of the key that signs for a federation's server."""
+    return fingerprint(_public_pem(x509.load_pem_x509_certificate(ca).public_key()))
+
+
+def check_fingerprint(given: str, public: str, whose: str) -> None:
+    """Refuse a key whose fingerprint is not the one that was read out."""
+    if given.replace(":", "").lower() != public.replace(":", ""):
+        raise ConfigError(f"--fingerprint {given[:60]!r}: {whose} has {public}")
+
+
+def read_key(file: Path) -> Key:
+    """Read a site's private key."""
+    found = serialization.load_ssh_private_key(file.read_bytes(), None)
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file}: not a key of `fedbn federation request`")
+    return found
+
+
+def make_request(site: str, key: Key, old: Key | None = None) -> bytes:
+    """Ask to be admitted: name and public key, signed by that key, and by the one it replaces."""
+    public = public_bytes(key)
+    signed = _signed_text(site, public)
+    signatures = [one.sign(signed, ec.ECDSA(hashes.SHA384())).hex() for one in (key, old) if one]
+    facts = {"format": _FORMAT, "site": site, "key": public.decode(), "signatures": signatures}
+    return json.dumps(facts, indent=2).encode()
+
+
+@dataclass(frozen=True)
+class Request:
+    """A site's request, whose first signature was verified."""
+
+    site: str
+    key: bytes
+    signatures: tuple[str, ...]
+
+    def replaces(self, public: bytes) -> bool:
+        """Tell whether the owner of another key signed too."""
+        return len(self.signatures) > 1 and self.signed_by(public, 1)
+
+    def signed_by(self, public: bytes, place: int = 0) -> bool:
+        """Tell whether one of the signatures is that of a key."""
+        owner = serialization.load_pem_public_key(public)
+        try:
+            assert isinstance(owner, ec.EllipticCurvePublicKey)
+            signature, text = (
+                bytes.fromhex(self.signatures[place]),
+                _signed_text(self.site, self.key),
+            )
+            owner.verify(signature, text, ec.ECDSA(hashes.SHA384()))
+        except (InvalidSignature, AssertionError):
+            return False
+        return True
+
+
+def read_request(file: Path) -> Request:
+    """Read a request and verify that it is signed by the key that it names."""
+    try:
+        about = json.loads(file.read_bytes()[:_MAX_BYTES])
+        signatures = tuple(map(str, about["signatures"]))
+        request = Request(check_name(about["site"], "site"), about["key"].encode(), signatures)
+        if about["format"] != _FORMAT or not request.signed_by(request.key):
+            raise ValueError("its signature is not that of its key")
+        return request
+    except (*_WRONG, ConfigError) as error:
+        raise ConfigError(f"{file}: not a request of a site ({error})") from error
+
+
+def _signed_text(site: str, public: bytes) -> bytes:
+    return b"fedbn site request\n" + site.encode() + b"\n" + public
+
+
+def _public_pem(public: Any) -> bytes:
+    found: bytes = public.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+    return found
 
 
 def _subject(name: str) -> x509.Name:
@@ -152,12 +256,6 @@ def _name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-_FORMAT = 1
-_NAMES = ("site.json", "ca.crt", "site.key")
-_MAX_BYTES = 100_000
-_WRONG = (ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile, OSError)
-
-
 @dataclass(frozen=True)
 class Bundle:
     """A site's bundle.
@@ -167,14 +265,14 @@ class Bundle:
         site: The site's name.
         address: Where the server is, host:port.
         ca: The authority's certificate.
-        key: The site's private key, as OpenSSH writes it.
+        key: The site's private key, as OpenSSH writes it; empty where the site made its own.
     """
 
     federation: str
     site: str
     address: str
     ca: bytes
-    key: bytes
+    key: bytes = b""
 
     def to_bytes(self) -> bytes:
         """Pack into one file, the same bytes every time."""
@@ -183,7 +281,8 @@ class Bundle:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             for name, content in zip(_NAMES, (about, self.ca, self.key), strict=True):
-                archive.writestr(zipfile.ZipInfo(name), content)
+                if content:
+                    archive.writestr(zipfile.ZipInfo(name), content)
         return buffer.getvalue()
 
     @property
@@ -208,12 +307,12 @@ def read_bundle(file: Path) -> Bundle:
             raise ValueError("too large")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             parts = {entry.filename: _read(archive, entry) for entry in archive.infolist()}
-        if parts.keys() != {*_NAMES}:
+        if parts.keys() not in ({*_NAMES}, {*_NAMES[:2]}):
             raise ValueError(f"it holds {', '.join(sorted(parts))[:100]}")
         about = json.loads(parts["site.json"])
         if about.pop("format") != _FORMAT:
             raise ValueError("it is of another format")
-        bundle = Bundle(**about, ca=parts["ca.crt"], key=parts["site.key"])
+        bundle = Bundle(**about, ca=parts["ca.crt"], key=parts.get("site.key", b""))
         if not (bundle.host and 0 < bundle.port < 65536):
             raise ValueError(f"address {bundle.address!r}")
         for name in (bundle.federation, bundle.site):

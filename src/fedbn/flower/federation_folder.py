@@ -8,6 +8,7 @@ FED/
   operator.secret     whoever has it may start runs
   sites/NAME.pub      the public key of each site
   samples.toml        how many training samples each site had when it first took part
+  sites/NAME.revoked  the public key of a site that is out for good
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
   superlink.db        Flower's database
   runs/               one run folder a run
@@ -20,15 +21,15 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import tomli_w
 
-from fedbn.errors import ConfigError
+from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import read_toml
 from fedbn.flower import credentials
-from fedbn.flower.credentials import Bundle
+from fedbn.flower.credentials import Bundle, Request
 from fedbn.runs.folder import check_name, explained, write_atomically
 
 _HOST = re.compile(r"[A-Za-z0-9.\-:]{1,253}")
@@ -87,7 +88,7 @@ class FederationFolder:
 
     def keys(self) -> dict[bytes, str]:
         """Map each site's public key to its name."""
-        files = {site: self.path / "sites" / f"{site}.pub" for site in self.read().sites}
+        files = {site: self._public(site) for site in self.read().sites}
         if missing := [str(file) for file in files.values() if not file.is_file()]:
             raise ConfigError(f"{missing[0]}: the site's public key is missing")
         return {file.read_bytes(): site for site, file in files.items()}
@@ -113,7 +114,7 @@ class FederationFolder:
         """Make the folder with everything in it."""
         if self.path.exists() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty; choose another folder")
-        check_sites(sites)
+        check_sites(sites, least=0)
         if not _HOST.fullmatch(host) or not 1 <= port <= 65535:
             raise ConfigError(f"--host {host!r}, port {port}: expected a host name and 1 to 65535")
         with explained(self.path):
@@ -136,21 +137,59 @@ class FederationFolder:
 
     def add_site(self, site: str) -> bytes:
         """Make a site's key and bundle; returns its public key."""
-        info = self.read()
-        check_sites([*info.sites, site])
+        check_sites([*self.read().sites, site])
         key = credentials.make_key()
-        public = credentials.public_bytes(key)
-        host = f"[{info.host}]" if ":" in info.host else info.host
-        bundle = Bundle(
-            federation=info.id,
-            site=site,
-            address=f"{host}:{info.port}",
-            ca=self.ca.read_bytes(),
-            key=credentials.ssh_private_bytes(key),
+        return self._take_in(
+            site, credentials.public_bytes(key), credentials.ssh_private_bytes(key)
         )
+
+    def admit(self, request: Request) -> bytes | None:
+        """Take in a site that made its own key; returns the key that this one replaces.
+
+        Raises:
+            ConfigError: The site has another key, which did not sign the request.
+        """
+        file = self._public(request.site)
+        old = file.read_bytes() if file.is_file() else None
+        if old and old != request.key and not request.replaces(old):
+            raise ConfigError(
+                f"site {request.site} has another key, which did not sign this request: at the "
+                "site `fedbn federation request --rotate`, or here `fedbn federation revoke` first"
+            )
+        if self._public(request.site, "revoked").is_file():
+            raise ConfigError(f"site {request.site} was revoked; admit it under another name")
+        self._take_in(request.site, request.key, b"")
+        return old if old != request.key else None
+
+    def revoke(self, site: str) -> bytes:
+        """Put a site out for good; returns its public key."""
+        info = self.read()
+        if site not in info.sites:
+            raise ConfigError(f"{self.path}: {unknown('site', site, info.sites)}")
+        key = self._public(site).read_bytes()
+        self._write(replace(info, sites=tuple(name for name in info.sites if name != site)))
+        self._public(site).rename(self._public(site, "revoked"))
+        self.bundle(site).unlink(missing_ok=True)
+        return key
+
+    def renew(self, host: str | None = None) -> None:
+        """Make the server's certificate and the operator's secret anew, for a new host if given."""
+        info = self.read()
+        names = [host or info.host, info.host, "localhost", "127.0.0.1", "::1"]
+        self.certify(credentials.read_authority(self.ca_key, self.ca), names, _DAYS)
+        write_private(self.secret, secrets.token_hex(32).encode())
+        self._write(replace(info, host=host or info.host))
+
+    def _public(self, site: str, kind: str = "pub") -> Path:
+        return self.path / "sites" / f"{site}.{kind}"
+
+    def _take_in(self, site: str, public: bytes, private: bytes) -> bytes:
+        info = self.read()
+        host = f"[{info.host}]" if ":" in info.host else info.host
+        bundle = Bundle(info.id, site, f"{host}:{info.port}", self.ca.read_bytes(), private)
         write_private(self.bundle(site), bundle.to_bytes())
-        write_atomically(self.path / "sites" / f"{site}.pub", public)
-        self._write(FederationInfo(**{**asdict(info), "sites": (*info.sites, site)}))
+        write_atomically(self._public(site), public)
+        self._write(replace(info, sites=tuple(dict.fromkeys((*info.sites, site)))))
         return public
 
     def _write(self, info: FederationInfo) -> None:
@@ -158,13 +197,13 @@ class FederationFolder:
         write_atomically(self.info_file, tomli_w.dumps(values).encode())
 
 
-def check_sites(sites: Sequence[str]) -> None:
+def check_sites(sites: Sequence[str], least: int = 1) -> None:
     """Refuse names that cannot be files, or are there twice."""
     for site in sites:
         check_name(site, "site")
         if sites.count(site) > 1:
             raise ConfigError(f"site {site!r} is there twice")
-    if not sites:
+    if len(sites) < least:
         raise ConfigError("--sites: name at least one site, as nyu,usm")
 
 

@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from flwr.proto.control_pb2 import (
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
+    UnregisterNodeRequest,
 )
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
@@ -106,6 +107,21 @@ class Control:
             return
         with _explained(self.address):
             self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=site))
+
+    def admit_only(self, keys: Mapping[bytes, str]) -> None:
+        """Let these sites' keys in and no others: what was revoked while the server was down."""
+        for node in self.nodes():
+            if node.public_key not in keys:
+                self.unregister(node.public_key)
+        for key, site in keys.items():
+            self.register(key, site)
+
+    def unregister(self, public_key: bytes) -> None:
+        """Let a key in no more."""
+        for node in self.nodes():
+            if node.public_key == public_key:
+                with _explained(self.address):
+                    self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
     def start_run(self) -> int:
         """Start a run; returns its number."""

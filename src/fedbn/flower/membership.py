@@ -267,13 +267,15 @@ class Attendance:
     def _coming_back(self) -> bool:
         """Tell whether a member is gone for so short a time that it may just be restarting."""
         now = time.monotonic()
+        sites = self._sites()
         away = [name for name in self.hellos if name not in self.nodes]
+        away = [name for name in away if not sites.names or name in sites.names]  # not the revoked
         self._gone = {name: self._gone.get(name, now) for name in away}
         return any(now - since < self._limits.grace for since in self._gone.values())
 
     def _look(self) -> None:
         """See who is here; nodes that are new are a site that is new, or one that is back."""
-        connected = {node.node_id for node in self._grid.get_nodes()}
+        connected = {*self._connected().values()}  # no site that was revoked
         self.nodes = {name: node for name, node in self.nodes.items() if node in connected}
         if not connected - {*self.nodes.values()}:
             return

@@ -115,9 +115,8 @@ Finding = tuple[bool, str]
 def check_folder(folder: FederationFolder) -> Iterator[Finding]:
     """Examine a federation's folder: what is right, and what is not."""
     info = folder.read()
+    yield from check_dates(folder)
     certificate = x509.load_pem_x509_certificate(folder.certificate.read_bytes())
-    yield _dates(certificate, "the server's certificate")
-    yield _dates(x509.load_pem_x509_certificate(folder.ca.read_bytes()), "the authority")
     names = hosts_of(certificate)
     yield info.host in names, f"the server's certificate is for {', '.join(names)}"
     yield from (private(file) for file in folder.private_files)
@@ -127,12 +126,21 @@ def check_folder(folder: FederationFolder) -> Iterator[Finding]:
     yield True, f"port {info.port}: {'the server is up' if up else 'free; the server is not up'}"
 
 
+def check_dates(folder: FederationFolder) -> Iterator[Finding]:
+    """Say until when the server's certificate and the authority are valid."""
+    named = {folder.certificate: "the server's certificate", folder.ca: "the authority"}
+    for file, what in named.items():
+        yield _dates(x509.load_pem_x509_certificate(file.read_bytes()), what)
+
+
 def check_bundle(file: Path, bundle: Bundle) -> Iterator[Finding]:
     """Examine a site's bundle, and the way to the server."""
-    yield private(file)
     yield _dates(x509.load_pem_x509_certificate(bundle.ca), "the authority")
+    own = file.resolve().with_suffix("") / "site.key"
+    yield private(file if bundle.key or not own.exists() else own)
     try:
-        key = load_ssh_private_key(bundle.key, None)
+        content = bundle.key or (own.read_bytes() if own.exists() else b"")
+        key = load_ssh_private_key(content, None)
         yield isinstance(key, ec.EllipticCurvePrivateKey), f"site {bundle.site} has its key"
     except ValueError as error:
         yield False, f"the key of site {bundle.site} cannot be read ({error})"

@@ -28,6 +28,7 @@ from fedbn.experiments.planner import resolved
 from fedbn.experiments.runner import Note, Run, run_jobs
 from fedbn.experiments.schema import Experiment
 from fedbn.flower import messages
+from fedbn.flower.credentials import Request
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
@@ -160,8 +161,7 @@ def server(folder: FederationFolder, host: str = "0.0.0.0") -> Iterator[Child]:
     try:
         with Control(folder) as control:
             wait_until(control.reachable, child, _START_SECONDS, "Flower's server")
-            for key, site in folder.keys().items():
-                control.register(key, site)
+            control.admit_only(folder.keys())
         yield child
     finally:
         child.end()
@@ -243,6 +243,25 @@ def ask_reports(grid: Grid, order: Order, expected: Expected) -> tuple[dict[str,
         raise TooFewClients(f"no site said what its data is: {'; '.join(notes)}")
     contract, said = proposed(reports)
     return contract, [*notes, *said]
+
+
+def admit(folder: FederationFolder, request: Request) -> Path:
+    """Take in a site by its request; a server that is up learns its key at once."""
+    replaced = folder.admit(request)
+    with Control(folder) as control:
+        if control.reachable():
+            if replaced:
+                control.unregister(replaced)
+            control.register(request.key, request.site)
+    return folder.bundle(request.site)
+
+
+def revoke(folder: FederationFolder, site: str) -> None:
+    """Put a site out; a run under way leaves it out from its next message on."""
+    key = folder.revoke(site)
+    with Control(folder) as control:
+        if control.reachable():
+            control.unregister(key)
 
 
 def add_site(folder: FederationFolder, site: str) -> Path:

@@ -1,0 +1,124 @@
+"""`fedbn federation request, admit, revoke, rotate`: keys that never leave their owner."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbn.cli import console
+from fedbn.cli.console import emit, say
+from fedbn.errors import ConfigError
+from fedbn.flower import credentials, server_app
+from fedbn.flower.credentials import Bundle
+from fedbn.flower.federation_folder import FederationFolder, write_private
+from fedbn.flower.internals_server import set_environment
+from fedbn.runs.folder import check_name, write_atomically
+
+app = console.commands()
+
+Fed = Annotated[Path, typer.Argument(metavar="FED", help="The federation's folder.")]
+Fingerprint = Annotated[
+    str | None, typer.Option(help="What was read out over another channel; else a person confirms.")
+]
+
+
+@app.command(epilog="Example: fedbn federation request nyu")
+def request(
+    site: Annotated[str, typer.Argument(help="This site's name.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the site keeps its key. [default: a folder SITE]")
+    ] = None,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Replace the key; the old one signs the request too.")
+    ] = False,
+) -> None:
+    """Make this site's key here, and the file that asks the server to admit it."""
+    home = folder or Path(check_name(site, "site"))
+    place = home / "site.key"
+    if place.exists() != rotate:
+        hint = (
+            "it has a key already: --rotate replaces it" if place.exists() else "no key to replace"
+        )
+        raise ConfigError(f"{home}: {hint}")
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key, old = credentials.make_key(), credentials.read_key(place) if rotate else None
+    write_atomically(Path(f"{site}.request"), credentials.make_request(site, key, old), ConfigError)
+    write_private(place, credentials.ssh_private_bytes(key))
+    emit(f"{site}.request: send this to the server; {place} stays here")
+    emit(f"the site's key: {credentials.fingerprint(credentials.public_bytes(key))}")
+
+
+@app.command(epilog="Example: fedbn federation admit FED nyu.request")
+def admit(
+    fed: Fed,
+    file: Annotated[Path, typer.Argument(metavar="REQUEST", help="The site's request.")],
+    fingerprint: Fingerprint = None,
+) -> None:
+    """Take in a site that made its own key; a run that is under way takes it in too."""
+    folder, asked = FederationFolder(fed.resolve()), credentials.read_request(file)
+    confirmed(fingerprint, credentials.fingerprint(asked.key), f"the key of site {asked.site}")
+    set_environment(folder)
+    emit(f"{server_app.admit(folder, asked)}: send this to {asked.site}; it holds no secret")
+    emit(f"the authority: {credentials.authority_fingerprint(folder.ca.read_bytes())}")
+
+
+@app.command(epilog="Example: fedbn federation revoke FED nyu")
+def revoke(fed: Fed, site: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
+    """Put a site out for good, also while a run is on: from the next message on."""
+    folder = FederationFolder(fed.resolve())
+    set_environment(folder)
+    server_app.revoke(folder, site)
+    emit(f"{site} is out; its key is not admitted any more")
+
+
+@app.command(epilog="Example: fedbn federation rotate FED --host new.example")
+def rotate(
+    fed: Fed,
+    host: Annotated[
+        str | None,
+        typer.Option(help="The server's new name; the old one stays in the certificate."),
+    ] = None,
+) -> None:
+    """Make the server's certificate and operator.secret anew; sites keep their keys.
+
+    Start the server again afterwards. Where the host is another one, sites join with --address.
+    """
+    folder = FederationFolder(fed.resolve())
+    folder.renew(host)
+    emit(f"{folder.certificate} and {folder.secret} are new; start the server again")
+
+
+def confirmed(given: str | None, found: str, whose: str) -> None:
+    """Compare a fingerprint with what was read out, or ask a person to."""
+    if given is not None:
+        credentials.check_fingerprint(given, found, whose)
+        return
+    say(f"{whose}: {found}")
+    if not sys.stdin.isatty():
+        raise ConfigError(f"nobody is here to confirm {whose}: give --fingerprint")
+    if not typer.confirm("Is that what its owner reads out?", err=True):
+        raise ConfigError(f"{whose} was not confirmed")
+
+
+def known_authority(bundle: Bundle, home: Path, fingerprint: str | None) -> Bundle:
+    """Give a bundle the key that the site made, once the authority was confirmed.
+
+    Raises:
+        ConfigError: There is no key here, or the authority is not the one that was confirmed.
+    """
+    if bundle.key:
+        say("this bundle holds a private key that the server made: for trying out only")
+        return bundle
+    key, place = home / "site.key", home / "authority.fingerprint"
+    if not key.is_file():
+        raise ConfigError(f"{key}: no key here; `fedbn federation request {bundle.site}` makes it")
+    found = credentials.authority_fingerprint(bundle.ca)
+    if fingerprint is not None or not place.exists():
+        confirmed(fingerprint, found, "the authority")
+        write_private(place, found.encode())
+    credentials.check_fingerprint(place.read_text(), found, "the authority of this bundle")
+    return replace(bundle, key=key.read_bytes())

@@ -1,0 +1,165 @@
+"""Keys that their owners make: requests, fingerprints, rotation, revocation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from cryptography import x509
+from flower_bench import RAW, Bench
+from typer.testing import CliRunner
+
+from fedbn.cli import federation_keys
+from fedbn.cli.main import app
+from fedbn.errors import ConfigError
+from fedbn.flower import credentials, preflight
+from fedbn.flower.credentials import read_bundle, read_request
+from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.membership import Expected
+
+PRIVATE = b"PRIVATE KEY"
+
+
+@pytest.fixture
+def fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FederationFolder:
+    monkeypatch.chdir(tmp_path)
+    folder = FederationFolder(tmp_path / "fed")
+    folder.create("test", [], "server.example")
+    return folder
+
+
+def fedbn(*words: str, fine: bool = True) -> str:
+    done = CliRunner().invoke(app, ["federation", *words])
+    assert (done.exit_code == 0) == fine, (done.output, done.exception)
+    return done.output + str(done.exception or "")
+
+
+def admitted(fed: FederationFolder, site: str = "nyu", *flags: str) -> str:
+    printed = fedbn("request", site, *flags)
+    found = printed.strip().rpartition(" ")[2]
+    return fedbn("admit", str(fed.path), f"{site}.request", "--fingerprint", found)
+
+
+def test_no_private_key_of_a_site_is_ever_at_the_server(fed: FederationFolder) -> None:
+    said = admitted(fed)
+    key = Path("nyu/site.key").read_bytes()
+    assert PRIVATE in key
+    server = [file.read_bytes() for file in fed.path.rglob("*") if file.is_file()]
+    assert not [content for content in server if key.splitlines()[1] in content]
+    assert b"OPENSSH" not in fed.bundle("nyu").read_bytes()
+    bundle = read_bundle(fed.bundle("nyu"))
+    assert (bundle.key, bundle.site, bundle.address) == (b"", "nyu", "server.example:9092")
+    assert credentials.authority_fingerprint(bundle.ca) in said
+    own = credentials.public_bytes(credentials.read_key(Path("nyu/site.key")))
+    assert fed.keys() == {own: "nyu"}
+
+
+def test_a_request_that_was_changed_or_is_another_keys_is_refused(fed: FederationFolder) -> None:
+    fedbn("request", "nyu")
+    about = json.loads(Path("nyu.request").read_text())
+    other = credentials.public_bytes(credentials.make_key()).decode()
+    for change in ({"site": "usm"}, {"key": other}, {"signatures": ["00"]}, {"site": "../up"}):
+        Path("bad.request").write_text(json.dumps({**about, **change}))
+        with pytest.raises(ConfigError, match="not a request of a site"):
+            read_request(Path("bad.request"))
+
+
+def test_a_fingerprint_that_differs_or_that_nobody_confirms_is_refused(fed) -> None:
+    fedbn("request", "nyu")
+    wrong = fedbn("admit", str(fed.path), "nyu.request", "--fingerprint", "00:11", fine=False)
+    assert "--fingerprint '00:11': the key of site nyu has " in wrong
+    alone = fedbn("admit", str(fed.path), "nyu.request", fine=False)
+    assert "nobody is here to confirm the key of site nyu: give --fingerprint" in alone
+    assert fed.read().sites == ()
+
+
+def test_a_key_is_replaced_only_by_a_request_that_the_old_one_signed(fed) -> None:
+    admitted(fed)
+    before = fed.keys()
+    assert "it has a key already" in fedbn("request", "nyu", fine=False)
+    thief = credentials.make_request("nyu", credentials.make_key())
+    Path("thief.request").write_bytes(thief)
+    found = credentials.fingerprint(read_request(Path("thief.request")).key)
+    line = ["admit", str(fed.path), "thief.request", "--fingerprint", found]
+    assert "did not sign this request" in fedbn(*line, fine=False)
+    assert fed.keys() == before
+    admitted(fed, "nyu", "--rotate")
+    assert fed.keys() != before
+    assert fed.read().sites == ("nyu",)
+
+
+def test_a_site_that_was_revoked_stays_out(fed: FederationFolder) -> None:
+    admitted(fed)
+    admitted(fed, "usm")
+    assert "nyu is out" in fedbn("revoke", str(fed.path), "nyu")
+    assert fed.read().sites == ("usm",)
+    assert [*fed.keys().values()] == ["usm"]
+    found = credentials.fingerprint(read_request(Path("nyu.request")).key)
+    line = ["admit", str(fed.path), "nyu.request", "--fingerprint", found]
+    assert "was revoked" in fedbn(*line, fine=False)
+    assert "unknown site 'nyu'" in fedbn("revoke", str(fed.path), "nyu", fine=False)
+
+
+def test_a_site_that_is_revoked_during_a_run_is_out_from_the_next_message(bench: Bench) -> None:
+    names = ["plain", "photo"]
+    grid = bench.grid()
+    bench.limits = type(bench.limits)(wait=0.5, round=5, grace=60, poll=0, look=0)
+
+    def sites() -> Expected:
+        return Expected(tuple(names), {name.encode(): name for name in names}, 1)
+
+    raw = {**RAW, "training": {"rounds": 3, "local_steps": 1}}
+    costs = []
+
+    def cost(one):
+        costs.append(one)
+        names[:] = ["plain"]
+
+    bench.run(grid, raw, expected=sites, costs=cost)
+    assert [sorted(one.sources) for one in costs] == [["photo", "plain"], ["plain"], ["plain"]]
+    asked = [site for site, _, _ in grid.log]
+    assert asked[-3:].count("photo") == 0
+
+
+def test_the_certificate_is_renewed_and_the_host_changes(fed: FederationFolder) -> None:
+    admitted(fed)
+    before, secret = fed.certificate.read_bytes(), fed.secret.read_bytes()
+    fedbn("rotate", str(fed.path), "--host", "new.example")
+    made = x509.load_pem_x509_certificate(fed.certificate.read_bytes())
+    made.verify_directly_issued_by(x509.load_pem_x509_certificate(fed.ca.read_bytes()))
+    assert credentials.hosts_of(made)[:2] == ["new.example", "server.example"]
+    assert fed.certificate.read_bytes() != before
+    assert fed.secret.read_bytes() != secret
+    assert [*fed.keys().values()] == ["nyu"]
+    assert all(fine for fine, _ in preflight.check_folder(fed))
+
+
+def test_a_certificate_that_ends_within_thirty_days_is_said(fed: FederationFolder) -> None:
+    authority = credentials.read_authority(fed.ca_key, fed.ca)
+    fed.certify(authority, ["server.example"], 20)
+    said = [text for _, text in preflight.check_dates(fed)]
+    assert said[0].endswith("(soon)")
+    assert not said[1].endswith("(soon)")
+
+
+def test_a_site_joins_only_under_the_authority_that_was_confirmed(fed, tmp_path: Path) -> None:
+    admitted(fed)
+    bundle, home = read_bundle(fed.bundle("nyu")), Path("nyu")
+    right = credentials.authority_fingerprint(bundle.ca)
+    with pytest.raises(ConfigError, match="nobody is here to confirm the authority"):
+        federation_keys.known_authority(bundle, home, None)
+    with pytest.raises(ConfigError, match="the authority has"):
+        federation_keys.known_authority(bundle, home, "00")
+    assert PRIVATE in federation_keys.known_authority(bundle, home, right).key
+    assert PRIVATE in federation_keys.known_authority(bundle, home, None).key  # confirmed before
+    other = FederationFolder(tmp_path / "other")
+    other.create("other", [], "server.example")
+    false = credentials.Bundle(bundle.federation, "nyu", bundle.address, other.ca.read_bytes())
+    with pytest.raises(ConfigError, match="the authority of this bundle has"):
+        federation_keys.known_authority(false, home, None)
+    with pytest.raises(ConfigError, match="no key here; `fedbn federation request nyu`"):
+        federation_keys.known_authority(bundle, tmp_path / "empty", right)
