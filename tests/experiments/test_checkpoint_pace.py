@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedbn.core.engine import EmbeddedEngine, OneByOne, Round
+from fedbn.core.metric import ACCURACY
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import RunState, initial_state, record
 from fedbn.errors import ConfigError, FedbnError
@@ -126,7 +127,7 @@ def test_the_best_round_between_two_checkpoints_is_kept_in_memory_until_the_next
     tmp_path: Path,
 ) -> None:
     clock, rounds = Clock(), states()
-    writer = Writer(tmp_path, keep_best=True, pace=Pace("auto", clock))
+    writer = Writer(tmp_path, best_by=ACCURACY, pace=Pace("auto", clock))
     for accuracy in (0.5, 0.7, 0.9, 0.6):
         writer(scored(next(rounds), accuracy))
     assert rounds_on_disk(tmp_path) == []

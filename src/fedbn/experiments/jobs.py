@@ -11,7 +11,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from fedbn.experiments.configuration import PATHS, checked, placed
 from fedbn.experiments.schema import Experiment
 from fedbn.methods import parse_method, pieces_of
 from fedbn.registry import Held
+from fedbn.runs import metrics
 from fedbn.runs.folder import folder_name
 
 DEFAULT = "default"
@@ -215,16 +217,25 @@ class Event:
         """What a round is judged by."""
         return Metric(**self.metric) if self.metric else ACCURACY
 
+    @cached_property
+    def lines(self) -> str:
+        """The records as `metrics.jsonl` has them, rendered once for all who listen."""
+        return "".join(map(metrics.line, self.records))
+
     def to_line(self) -> str:
         """Render for a pipe."""
-        return json.dumps(asdict(replace(self, gave=None))) + "\n"
+        values = {**vars(self), "records": [], "gave": None, "lines": self.lines}
+        return json.dumps(values, default=asdict) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> Event:
         """Read back."""
         values = json.loads(line)
-        method, setting, seed = values.pop("job")
-        return cls(job=(method, setting, seed), **values)
+        (method, setting, seed), lines = values.pop("job"), values.pop("lines")
+        values["records"] = [json.loads(record) for record in lines.split("\n")[:-1]]
+        event = cls(job=(method, setting, seed), **values)
+        vars(event)["lines"] = lines
+        return event
 
 
 Listener = Callable[[Event], None]

@@ -172,9 +172,8 @@ class Writer:
             self.save()
 
     def _take(self, event: Event, gave: Round) -> None:
-        if gave.records:
-            lines = "".join(map(metrics.line, gave.records))
-            metrics.append(self._metrics, lines.encode(), wait=event.kind == "done")
+        if event.lines:
+            metrics.append(self._metrics, event.lines.encode(), wait=event.kind == "done")
         if self._best:
             self._best = event.judged_by
             self._scores |= validation(event.records, self._best)
@@ -247,8 +246,7 @@ class Writer:
             metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
             own = [r for r in kept if r["round"] < done or r["metric"] in _OWN]
             if self._metrics.exists():
-                text = "".join(metrics.line(Record(**record)) for record in own)
-                write_atomically(self._metrics, text.encode())
+                write_atomically(self._metrics, "".join(map(metrics.line, own)).encode())
 
     def _best_round(self, until: int) -> int:
         return best_round(self._scores, until, self._best or ACCURACY)
@@ -369,7 +367,7 @@ def _tell(event: Event, tell: Listener) -> None:
     assert event.gave is not None
     for text in event.gave.notes:
         tell(Event("note", event.job, text=text))
-    tell(replace(event, records=[asdict(record) for record in event.gave.records]))
+    tell(replace(event, records=[{**vars(record)} for record in event.gave.records]))
 
 
 def run_plan(
@@ -537,7 +535,7 @@ class Assembly:
         """Take the numbers of a job."""
         if event.kind not in ("earlier", "round", "done"):
             return
-        self._waiting[event.job] += [metrics.line(Record(**record)) for record in event.records]
+        self._waiting[event.job].append(event.lines)
         if event.over or event.kind == "done":
             self._finished.add(event.job)
         while self._waiting:

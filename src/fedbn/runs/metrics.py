@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -47,9 +47,12 @@ class Line(Record):
 RECORD = TypeAdapter(Line)
 
 
-def line(record: Record) -> str:
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def line(record: Record | Mapping[str, Any]) -> str:
     """Render a record as its line."""
-    return json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n"
+    return _encode(record if isinstance(record, Mapping) else vars(record)) + "\n"
 
 
 def append(file: Path, content: bytes, wait: bool = True) -> None:
