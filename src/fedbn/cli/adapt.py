@@ -201,4 +201,4 @@ def _join(trained: Trained, new: NewSite, out: Path | None, rounds: int) -> None
     target = out or trained.folder.with_name(f"{trained.folder.name}-{new.name}")
     folder = prepare_join(trained, new.name, new.data, target, rounds, new.test)
     say(f"{new.name} joins: a new run, {folder.path}, from round {trained.state.round} on")
-    launch(folder, held_experiment(folder), as_json=False)
+    launch(folder, held_experiment(folder), showing=console.Showing())

@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
@@ -70,6 +72,40 @@ Log = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 
+
+class Form(StrEnum):
+    """How a table of results is written."""
+
+    TEXT = "text"
+    LATEX = "latex"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+class Which(StrEnum):
+    """Whose lines a table has."""
+
+    SOME = "some"
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How a run's results are shown."""
+
+    as_json: bool = False
+    form: Form = Form.TEXT
+    clients: Which = Which.SOME
+
+
+TableForm = Annotated[
+    Form, typer.Option("--format", help="The table as text, LaTeX, CSV or Markdown, on stdout.")
+]
+
+Clients = Annotated[
+    Which, typer.Option(help="all: a line for every client, where some of many would do.")
+]
+
 ResultsAsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 
 BUT_FIRST = range(1, sys.maxsize)  # columns
@@ -130,6 +166,11 @@ def print_table(
 def print_text(text: str, style: str = "") -> None:
     """Print a sentence on stdout, wrapped where a person looks; it may quote anything."""
     _console().print(Text(shown(text), style))
+
+
+def width() -> int:
+    """The signs that fit on a line of results."""
+    return _console().width
 
 
 def _console() -> Console:

@@ -153,7 +153,8 @@ def run(
     folder = FederationFolder(fed.resolve())
     file, raw = experiment_of(experiment, settings)
     limits = Limits(wait=wait, round=deadline)
-    show(_see_to_end(folder, (name or file.stem, raw, str(file)), limits, min_sites), json)
+    run = _see_to_end(folder, (name or file.stem, raw, str(file)), limits, min_sites)
+    show(run, console.Showing(json))
 
 
 @app.command(epilog="Example: fedbn federation demo")
@@ -170,7 +171,7 @@ def demo(
             say("server and sites are up: TLS, one key a site, loopback only")
             say("the sites' policy.toml says approval = false: here no person approves experiments")
             limits = Limits(wait=120.0, round=300.0)
-            show(_see_to_end(folder, ("demo", server_app.RAW, "demo"), limits), as_json=False)
+            show(_see_to_end(folder, ("demo", server_app.RAW, "demo"), limits), console.Showing())
 
 
 def experiment_of(name: str, settings: list[str] | None) -> tuple[Path, dict[str, Any]]:

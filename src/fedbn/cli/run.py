@@ -53,6 +53,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, run nothing.")
     ] = False,
+    clients: console.Clients = console.Which.SOME,
+    form: console.TableForm = console.Form.TEXT,
     json: console.ResultsAsJson = False,
 ) -> None:
     """Train with one or several methods, compare them, and write a run folder."""
@@ -76,16 +78,16 @@ def run(
 
         rehearse(raw, where, log or [])
     else:
-        _run(out or _new_folder(file.stem if file else "run"), raw, where, json, log or [])
+        folder = RunFolder(out or _new_folder(file.stem if file else "run"))
+        _run(folder, raw, where, showing=console.Showing(json, form, clients), log=log or [])
 
 
-def _run(out: Path, raw: dict[str, Any], where: str, as_json: bool, log: list[str]) -> None:
-    folder = RunFolder(out)
+def _run(folder: RunFolder, raw: dict[str, Any], where: str, **how: Any) -> None:
     made = folder.begin(raw)
     try:
         from fedbn.cli.training import launch  # torch takes seconds; the request is safe before
 
-        launch(folder, configuration.checked(raw, where), as_json=as_json, log=log)
+        launch(folder, configuration.checked(raw, where), **how)
     except Exception:
         if not folder.config.exists():
             folder.abandon(made)

@@ -16,7 +16,16 @@ from rich.text import Text
 
 from fedbn import registry
 from fedbn.cli import console
-from fedbn.cli.console import BUT_FIRST, emit, print_table, print_text, say
+from fedbn.cli.console import (
+    BUT_FIRST,
+    Form,
+    Showing,
+    Which,
+    emit,
+    print_table,
+    print_text,
+    say,
+)
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Progress, Stopper
 from fedbn.core.metric import first_metric
@@ -30,6 +39,7 @@ from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
 from fedbn.results import figures
 from fedbn.results.aggregate import ScoreTable, Summary, summarize
+from fedbn.results.result_table import condensed, fitted, readable, written
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
 from fedbn.tracking import Tracking, find_trackers
@@ -59,6 +69,8 @@ def resume(
     workers: console.Workers = None,
     log: console.Log = None,
     trust: console.Trust = None,
+    clients: console.Clients = Which.SOME,
+    form: console.TableForm = Form.TEXT,
     json: console.ResultsAsJson = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash, or let it grow.
@@ -73,7 +85,7 @@ def resume(
     if growth:
         experiment = grown(folder, growth)
     flags: dict[str, Any] = {"workers": workers or 0, "log": log or [], "grows": bool(growth)}
-    if not launch(folder, experiment, as_json=json, **flags):
+    if not launch(folder, experiment, showing=Showing(json, form, clients), **flags):
         say(f"{folder.path} was finished already; nothing to do")
 
 
@@ -84,20 +96,22 @@ def merge(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, with checkpoints or without.")],
     out: Annotated[Path, typer.Option(help="The new run folder; made, must be empty.")],
     trust: console.Trust = None,
+    clients: console.Clients = Which.SOME,
+    form: console.TableForm = Form.TEXT,
     json: console.ResultsAsJson = False,
 ) -> None:
     """Put runs of one experiment together: jobs of many machines or nights become one run."""
     found = merged([RunFolder(run) for run in runs], RunFolder(out))
     for text in (*found.remarks, told(found)):
         say(text)
-    show(RunFolder(out), json)
+    show(RunFolder(out), Showing(json, form, clients))
 
 
 def launch(
     folder: RunFolder,
     experiment: Experiment,
     *,
-    as_json: bool,
+    showing: Showing,
     workers: int = 0,
     log: Sequence[str] = (),
     grows: bool = False,
@@ -109,7 +123,7 @@ def launch(
                 ran = train(folder, experiment, stop, workers=workers, log=log, grows=grows)
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
-        show(folder, as_json)
+        show(folder, showing)
     if registry.trusted():
         say(f"own code must be trusted: `{resume_line(folder)}`")
     return ran
@@ -159,7 +173,7 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:
         emit(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")
 
 
-def show(folder: RunFolder, as_json: bool) -> None:
+def show(folder: RunFolder, showing: Showing) -> None:
     """Print the table and draw the learning curves."""
     experiment = held_experiment(folder)
     metric = first_metric(folder.read_environment())
@@ -168,30 +182,27 @@ def show(folder: RunFolder, as_json: bool) -> None:
     summary = summarize(table, experiment.evaluation.report, choose_setting=choose)
     with explained(folder.curves):
         figures.draw_curves(table, folder.curves)
-    if as_json:
+    if showing.as_json:
         _print_json(summary, str(folder.path))
     else:
-        _print(summary)
+        _print(summary, showing)
     seeds = ", ".join(map(str, summary.seeds))
     print(f"\nseeds {seeds}; run folder {folder.path}; curves {folder.curves}", file=sys.stderr)
 
 
-def _print(summary: Summary) -> None:
-    """Print a row a method, a column a client, the best of each column in bold."""
-    best = summary.best
-    rows = [
-        [row.label, *(_cell(row.cells.get(c), best.get(c)) for c in summary.columns)]
-        for row in summary.rows
-    ]
-    print_table([f"test {summary.metric.title}", *summary.columns], rows, BUT_FIRST)
+def _print(summary: Summary, showing: Showing) -> None:
+    """Print the table, the best number of each client in bold; of many clients, how they spread."""
+    everyone, text = showing.clients is Which.ALL, showing.form is Form.TEXT
+    summary = summary if everyone else condensed(summary)
+    if not text:
+        emit(written(readable(summary, sys.maxsize, named=True), showing.form), end="")
+    else:
+        grid = fitted(readable(summary, console.width()), console.width())
+        styled = [[Text(c.text, "bold" if c.best else "") for c in cells] for cells in grid.cells]
+        rows = [[name, *cells] for name, cells in zip(grid.rows, styled, strict=True)]
+        print_table([grid.title, *grid.columns], rows, BUT_FIRST)
     for remark in summary.remarks:
-        print_text(remark)
-
-
-def _cell(cell: Any, best: float | None) -> Text:
-    if cell is None:
-        return Text("–")
-    return Text(str(cell), style="bold" if cell.mean == best else "")
+        (print_text if text else say)(remark)
 
 
 def _print_json(summary: Summary, folder: str) -> None:

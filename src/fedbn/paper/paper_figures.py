@@ -14,12 +14,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from fedbn.results import colours
+from fedbn.results import NAMES, colours
 from fedbn.results.aggregate import Cell
 from fedbn.results.figures import (
     COLUMN,
     DOMAINS,
-    NAMES,
     PAGE,
     hatches,
     headed,

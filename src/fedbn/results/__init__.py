@@ -6,6 +6,7 @@ tell apart.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -19,6 +20,32 @@ _METHODS = {
     "silobn": PURPLE,
     "centralized": BLACK,
 }
+
+NAMES = {
+    "singleset": "SingleSet",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedbn": "FedBN",
+    "silobn": "SiloBN",
+    "centralized": "Centralized",
+    "scaffold": "SCAFFOLD",
+    "feddyn": "FedDyn",
+    "ditto": "Ditto",
+    "fedper": "FedPer",
+    "fedrep": "FedRep",
+    "fixbn": "FixBN",
+}
+"""Methods as papers write them."""
+
+
+def display_name(label: str) -> str:
+    """Write a method as papers do.
+
+    Examples:
+        >>> display_name("fedbn+prox(0.1)"), display_name("mine (mu=1)")
+        ('FedBN+prox(0.1)', 'mine (mu=1)')
+    """
+    return re.sub(r"^\w+", lambda found: NAMES.get(found[0], found[0]), label)
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:

@@ -20,19 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from fedbn.results import colours
+from fedbn.results import NAMES, colours
 from fedbn.results.aggregate import MEAN, Curve, ScoreTable
 from fedbn.text import spread
 
 COLUMN, PAGE = 3.3, 6.8
-NAMES = {
-    "singleset": "SingleSet",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedbn": "FedBN",
-    "silobn": "SiloBN",
-    "centralized": "Centralized",
-}
 DOMAINS = {
     "svhn": "SVHN",
     "usps": "USPS",

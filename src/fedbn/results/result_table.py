@@ -1,0 +1,186 @@
+"""A run's table as people read it: on a terminal of any width, in LaTeX, CSV or Markdown.
+
+Up to a dozen clients are columns, or rows where the columns do not fit. Of more clients the table
+says how their scores spread, and names the worst.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fedbn.results import display_name
+from fedbn.results.aggregate import MEAN, Cell, Row, Summary
+from fedbn.text import no_formula, short, shown, table
+
+MOST = 12
+_WORST = 5
+_NAME = 16
+_SPREAD = ("median", "worst decile", "best")
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "×": r"$\times$", "–": "--"}
+)
+
+
+class Shown(NamedTuple):
+    """A cell: what it says, and whether it is the best of its client."""
+
+    text: str
+    best: bool
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table without a medium.
+
+    Attributes:
+        title: What the numbers are.
+        columns: The names above.
+        rows: The names at the left.
+        cells: A tuple a row.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    cells: tuple[tuple[Shown, ...], ...]
+
+    @property
+    def turned(self) -> Grid:
+        """Rows as columns."""
+        cells = tuple(zip(*self.cells, strict=True)) if self.cells else ((),) * len(self.columns)
+        return replace(self, columns=self.rows, rows=self.columns, cells=cells)
+
+    @property
+    def width(self) -> int:
+        """Signs that it takes, two between columns."""
+        first = max(map(len, (self.title, *self.rows)))
+        columns = zip(self.columns, *([c.text for c in row] for row in self.cells), strict=True)
+        return first + sum(2 + max(map(len, column)) for column in columns)
+
+
+def grid_of(summary: Summary, named: bool = False) -> Grid:
+    """Lay a summary out: a row a method, a column a client; `named` as in a paper, FedBN."""
+    best = summary.best
+    return Grid(
+        f"test {summary.metric.title}",
+        summary.columns,
+        tuple(display_name(row.label) if named else row.label for row in summary.rows),
+        tuple(
+            tuple(_shown(row.cells.get(name), best.get(name)) for name in summary.columns)
+            for row in summary.rows
+        ),
+    )
+
+
+def _shown(cell: Cell | None, best: float | None) -> Shown:
+    return Shown("–", False) if cell is None else Shown(str(cell), cell.mean == best)
+
+
+def condensed(summary: Summary) -> Summary:
+    """Put how clients spread in the place of clients, where they are more than a dozen.
+
+    The worst decile is the mean of the worst tenth of the clients, each by its mean over seeds; the
+    five worst are those with the worst mean over methods.
+    """
+    clients = [name for name in summary.columns if name != MEAN]
+    if len(clients) <= MOST:
+        return summary
+    higher = summary.metric.higher
+    scored = [c for c in clients if any(c in row.cells for row in summary.rows)]
+
+    def overall(client: str) -> float:
+        return statistics.fmean(r.cells[client].mean for r in summary.rows if client in r.cells)
+
+    worst = sorted(scored, key=overall, reverse=not higher)[:_WORST]
+    rows = tuple(replace(row, cells=_spread(row, clients, higher, worst)) for row in summary.rows)
+    remark = (
+        f"{len(clients):,} clients; worst decile: the mean of the worst tenth; then the {_WORST} "
+        "worst by name (--clients all: every one)"
+    )
+    columns = (MEAN, *_SPREAD, *worst)
+    return replace(summary, columns=columns, rows=rows, remarks=(*summary.remarks, remark))
+
+
+def _spread(
+    row: Row, clients: Sequence[str], higher: bool, worst: Sequence[str]
+) -> dict[str, Cell]:
+    kept = {name: row.cells[name] for name in (MEAN, *worst) if name in row.cells}
+    values = sorted((row.cells[c].mean for c in clients if c in row.cells), reverse=not higher)
+    if not values:
+        return kept
+    form = next(iter(row.cells.values())).form
+    tenth = values[: max(1, round(len(values) / 10))]
+    found = (statistics.median(values), statistics.fmean(tenth), values[-1])
+    spread = zip(_SPREAD, found, strict=True)
+    return {**kept, **{name: Cell(value, None, 1, form) for name, value in spread}}
+
+
+def readable(summary: Summary, width: int, named: bool = False) -> Grid:
+    """Lay a summary out for a page of so many signs: clients as columns where they are few and fit.
+
+    Args:
+        summary: A run's.
+        width: Of the terminal, or the page.
+        named: Write methods as a paper does.
+    """
+    grid = grid_of(summary, named)
+    many = len(summary.columns) - 1 > MOST or _SPREAD[0] in summary.columns
+    return grid.turned if many or grid.width > width else grid
+
+
+def fitted(grid: Grid, width: int) -> Grid:
+    """Shorten names until the table fits: those at the left, then those above."""
+    left = max(map(len, (grid.title, *grid.rows)))
+    room = max(_NAME, left - max(0, grid.width - width))
+    grid = replace(
+        grid, title=short(grid.title, room), rows=tuple(short(r, room) for r in grid.rows)
+    )
+    if grid.width > width and grid.columns:
+        room = max(_NAME // 2, (width - room) // len(grid.columns) - 2)
+        grid = replace(grid, columns=tuple(short(name, room) for name in grid.columns))
+    return grid
+
+
+def written(grid: Grid, form: str) -> str:
+    """Write a table for another program: as `latex`, `csv` or `markdown`."""
+    if form == "latex":
+        return _latex(grid)
+    lines = [[grid.title, *grid.columns]]
+    lines += [
+        [name, *(c.text for c in row)] for name, row in zip(grid.rows, grid.cells, strict=True)
+    ]
+    if form == "markdown":
+        return table(lines[0], lines[1:]) + "\n"
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(map(no_formula, line) for line in lines)
+    return stream.getvalue()
+
+
+def _latex(grid: Grid) -> str:
+    rows = [
+        [latex(name), *(rf"\textbf{{{latex(c.text)}}}" if c.best else latex(c.text) for c in row)]
+        for name, row in zip(grid.rows, grid.cells, strict=True)
+    ]
+    head, *body = (
+        " & ".join(line) + r" \\" for line in [[*map(latex, (grid.title, *grid.columns))], *rows]
+    )
+    begin = rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}"
+    ruled = [begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([r"% needs \usepackage{booktabs}", *ruled, ""])
+
+
+def latex(text: str) -> str:
+    r"""Make a text one that LaTeX sets as it is.
+
+    Examples:
+        >>> latex("50 % ± 1, a_b")
+        '50 \\% $\\pm$ 1, a\\_b'
+    """
+    return shown(text).translate(_LATEX)
