@@ -29,7 +29,6 @@ from fedbn.text import shown
 # The parser's own errors: click's, or those of the copy of click that newer typers carry.
 _parser: Any = sys.modules[typer.BadParameter.__module__]
 
-_COMPLETING = "_FEDBN_COMPLETE"
 _LIGHT = (
     *("typer", "fedbn.__version__", "fedbn.registry", "fedbn.errors", "fedbn.text"),
     *("fedbn.cli", "fedbn.cli.console", "fedbn.experiments.configuration", "fedbn.runs.folder"),
@@ -101,7 +100,7 @@ class Commands(TyperGroup):
             module = f"fedbn.cli.{self._modules[name]}"
             if module not in sys.modules:
                 command = _command(name, outline(module)["app"])
-                if _COMPLETING in os.environ:
+                if ctx.resilient_parsing:  # a shell completes, or a page is made
                     return name, command, rest
                 # Prints help or refuses what nobody knows, and ends there; or nothing happens.
                 lenient = ctx.resilient_parsing  # who only looks gives no words
@@ -221,7 +220,7 @@ def _fedbn(
 def main() -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
     _open_streams()
-    if _COMPLETING in os.environ:  # a shell asks; typer answers, and ends the process
+    if "_FEDBN_COMPLETE" in os.environ:  # a shell asks; typer answers, and ends the process
         app(prog_name="fedbn")
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
