@@ -103,8 +103,7 @@ class Commands(TyperGroup):
                 if ctx.resilient_parsing:  # a shell completes, or a page is made
                     return name, command, rest
                 # Prints help or refuses what nobody knows, and ends there; or nothing happens.
-                lenient = ctx.resilient_parsing  # who only looks gives no words
-                command.make_context(name, list(rest), parent=ctx, resilient_parsing=lenient)
+                command.make_context(name, list(rest), parent=ctx)
             command = _loaded(module, name)
         return name, command, rest
 

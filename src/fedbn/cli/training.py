@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ from fedbn.cli.progress import Lines, Progress, Stopper
 from fedbn.core.metric import first_metric
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
-from fedbn.experiments.jobs import to_all
+from fedbn.experiments.jobs import Event, to_all
 from fedbn.experiments.merging import Growth, check_checkpoints, grown, merge as merged, told
 from fedbn.experiments.planner import Planner, resolved
 from fedbn.experiments.process_pool import own_process
@@ -143,7 +144,8 @@ def train(
     progress = make_progress()
     tracking = Tracking(trackers, folder, progress)
     try:
-        planner, listener = Planner(), to_all(progress, tracking)
+        said = partial(_say_what_a_kill_costs, experiment, progress)
+        planner, listener = Planner(), to_all(progress, said, tracking)
         with own_process():
             todo = prepare(experiment, planner)
             flags: dict[str, Any] = {"workers": workers, "stop": stop, "grows": grows}
@@ -151,6 +153,13 @@ def train(
     finally:
         tracking.close()
         progress.close()
+
+
+def _say_what_a_kill_costs(experiment: Experiment, progress: Progress, event: Event) -> None:
+    auto = experiment.checkpoint.every == "auto" and experiment.training.device == "cpu"
+    if auto and event.kind == "begin" and event.ahead:
+        text = "kill -9 can cost ten seconds of work, or twenty times what a checkpoint takes to "
+        progress(Event("note", event.job, text=f"{text}write; never a result", whole=True))
 
 
 def make_progress() -> Progress:

@@ -42,11 +42,6 @@ from fedbn.runs.folder import (
 
 Note = Callable[[str], None]
 
-_WHAT_A_KILL_COSTS = (
-    "kill -9 can cost ten seconds of work, or twenty times what a checkpoint takes to write; "
-    "never a result (checkpoint.every = 'auto')"
-)
-
 # The numbers that a round gives itself where its scores follow with the answers of the next one.
 _OWN = ("training_loss", "refused")
 
@@ -484,8 +479,6 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())
     run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
-    if on_cpu and any(job.setting.experiment.checkpoint.every == "auto" for job in left):
-        run.listener(Event("note", left[0].key, text=_WHAT_A_KILL_COSTS, whole=True))
     for key, writer in writers.items():
         writer.trim(done[key], key in over)
     tell = to_all(Assembly(run.folder.metrics, [*writers]), run.listener)
