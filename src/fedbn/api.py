@@ -212,6 +212,7 @@ class RoundDone:
         round: Rounds done.
         rounds: Rounds in all.
         records: The round's numbers, as in `metrics.jsonl`.
+        metric: The name of the metric that decides, the task's first.
     """
 
     method: str
@@ -219,10 +220,12 @@ class RoundDone:
     round: int
     rounds: int
     records: tuple[Record, ...]
+    metric: str
 
-    def mean(self, metric: str, split: str = "test") -> float | None:
+    def mean(self, metric: str | None = None, split: str = "test") -> float | None:
         """The mean of a metric over clients; None where this round was not scored by it."""
-        found = [r.value for r in self.records if (r.metric, r.split) == (metric, split)]
+        asked = (metric or self.metric, split)
+        found = [r.value for r in self.records if (r.metric, r.split) == asked]
         known = [value for value in found if value is not None]
         return statistics.fmean(known) if known else None
 
@@ -273,7 +276,8 @@ def _pass_on(
     if event.kind == "round" and event.gave is not None:
         method, _, seed = event.job
         records = tuple(event.gave.records)
-        callback(RoundDone(method, seed, event.round, event.rounds, records))
+        name = event.judged_by.name
+        callback(RoundDone(method, seed, event.round, event.rounds, records, name))
 
 
 def _key(word: str) -> str:

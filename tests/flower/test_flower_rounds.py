@@ -70,6 +70,19 @@ def at_home(bench: Bench, client: str, like: Pack) -> Pack:
     return checkpoints.load(newest, state).local[client]
 
 
+def test_sites_measure_what_else_is_asked_for(bench: Bench) -> None:
+    raw = {**RAW, "evaluation": {"metrics": ["auroc"]}}
+    folder = bench.run(bench.grid(), raw)
+    _, _, records = in_one_process(raw)
+
+    def areas(found):
+        wanted = (r for r in found if r["metric"] == "auroc")
+        return {(r["round"], r["client"], r["split"]): r["value"] for r in wanted}
+
+    assert areas(metrics.read(folder.metrics)) == areas(map(vars, records))
+    assert len(areas(map(vars, records))) == 2 * 2 * 2
+
+
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("method", ["fedbn", "silobn", "fedavg"])
 def test_a_site_that_has_not_trained_is_scored_as_in_one_process(

@@ -232,6 +232,21 @@ def test_values_are_scikit_learn_s():
     assert (of("dice", b, a), of("iou", b, a)) == (pytest.approx(f1), pytest.approx(iou))
 
 
+def test_further_metrics_are_measured_while_training_and_decide_nothing():
+    asked = {"rounds": 2, "evaluation__validation": 0.25, "evaluation__report": "best"}
+    plain = fitted("classification", **asked)
+    more = fitted("classification", **asked, evaluation__metrics=["auroc", "accuracy"])
+    assert more.metric == plain.metric
+    assert more.state.round == plain.state.round
+    assert [r for r in more.records if r.metric != "auroc"] == list(plain.records)
+    scored = {(r.round, r.client, r.split) for r in plain.records if r.metric == "accuracy"}
+    found = {(r.round, r.client, r.split): r.value for r in more.records if r.metric == "auroc"}
+    assert found.keys() == scored
+    assert all(0 <= value <= 1 for value in found.values())
+    with pytest.raises(ConfigError, match="unknown metric 'aurok': did you mean 'auroc'"):
+        fitted("classification", evaluation__metrics=["aurok"])
+
+
 def test_a_weight_of_two_is_a_sample_twice():
     draws = np.random.default_rng(1)
     twice = np.array([0, 0, 1, 2, 2])

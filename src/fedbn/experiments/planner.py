@@ -145,7 +145,7 @@ def plan_of(
         seed=job.seed,
         setting=job.setting.name,
         evaluate_every=experiment.evaluation.every,
-        task=task_of(experiment.task, federation, task),
+        task=task_of(experiment, federation, task),
     )
     plan.check(experiment.method.allow_no_batchnorm)
     return plan

@@ -204,6 +204,9 @@ class EvaluationSection(Section):
     report: Literal["last", "best"] = Field(
         "last", description="show the last round, or the best one on validation data"
     )
+    metrics: list[str] = Field(
+        [], description="metrics by name, or module:callable, beside those of the task"
+    )
 
 
 class CheckpointSection(Section):

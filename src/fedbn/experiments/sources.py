@@ -27,7 +27,7 @@ from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, reason, unknown
 from fedbn.experiments.configuration import explained
 from fedbn.experiments.data_contract import fitting, reader_of
-from fedbn.experiments.schema import DataSection, ModelSection, TaskSection
+from fedbn.experiments.schema import DataSection, Experiment, ModelSection
 from fedbn.models import suggested
 from fedbn.tasks.making import TaskChoice
 from fedbn.text import one_line
@@ -125,17 +125,23 @@ def model_builder(
     return make
 
 
-def task_of(section: TaskSection, federation: Federation, own: TaskChoice | None = None) -> Task:
+def task_of(experiment: Experiment, federation: Federation, own: TaskChoice | None = None) -> Task:
     """Make the task: the one named, or the one that the data's targets are for.
 
     Args:
-        section: Names the task, its loss and its metrics.
+        experiment: Names the task, its loss and its metrics, and what else is measured.
         federation: Whose targets decide where nothing is named.
         own: What was given as objects, in place of what is named.
     """
+    section, further = experiment.task, experiment.evaluation.metrics
     fitting = FITTING.get(federation.targets or Targets.CLASS, "classification")
     named = TaskChoice(
-        section.name or fitting, section.loss, section.metrics, section.class_weights, section.held
+        section.name or fitting,
+        section.loss,
+        section.metrics,
+        section.class_weights,
+        further,
+        section.held,
     )
     return (named if own is None else own.over(named)).make()
 

@@ -97,7 +97,7 @@ class SiteRun:
         facts = {
             "data": federation.fingerprint(),
             "inputs": facts_by_setting({"": federation}),
-            "task": task_of(experiment.task, federation).facts(),
+            "task": task_of(experiment, federation).facts(),
         }
         environment = environment_of(config, [job], Path.cwd(), engine="flower", **facts)
         if self.folder.config.exists():

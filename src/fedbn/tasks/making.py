@@ -34,6 +34,7 @@ class TaskChoice:
         loss: A name, `module:callable`, or a function of outputs and targets.
         metrics: Names, `module:callable`, `Metric`s, or functions of predictions and targets.
         class_weights: `balanced`, or a number a class.
+        further: Metrics beside those of the task, as `metrics`; they decide nothing.
         held: The file that holds the names; None where a person typed them.
     """
 
@@ -41,6 +42,7 @@ class TaskChoice:
     loss: str | Loss | None = None
     metrics: Sequence[GivenMetric] | None = None
     class_weights: str | Sequence[float] | None = None
+    further: Sequence[GivenMetric] | None = None
     held: Held | None = None
 
     def over(self, other: TaskChoice) -> TaskChoice:
@@ -64,7 +66,9 @@ class TaskChoice:
             task = replace(task, metrics=tuple(self._metric(one) for one in self.metrics))
         if not task.metrics:
             raise ConfigError(f"task {task.name} has no metrics; the first one decides")
-        return replace(task, metrics=named_once(task.metrics))
+        known = {one.name for one in task.metrics}
+        more = [m for m in map(self._metric, self.further or ()) if m.name not in known]
+        return replace(task, metrics=named_once([*task.metrics, *more]))
 
     def _task(self) -> Task:
         if isinstance(self.task, Task):
