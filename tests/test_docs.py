@@ -163,15 +163,35 @@ def test_the_aggregator_of_the_contributing_page_runs(tmp_path, monkeypatch):
 
 def test_methods_of_the_contributing_page_run(tmp_path, monkeypatch):
     """The file shown there is a method as it stands."""
-    code = next(b.values[0] for b in blocks("python") if "def fedper" in b.values[0])
+    code = next(b.values[0] for b in blocks("python") if "def fedentry" in b.values[0])
     (tmp_path / "my_methods.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     import fedbn
 
     sites = {"a": ([[0.0], [1.0], [2.0], [3.0]] * 4, [0, 1, 0, 1] * 4)}
-    result = fedbn.fit(sites, "mlp", "my_methods:fedper('6.*')", rounds=1)
+    result = fedbn.fit(sites, "mlp", "my_methods:fedentry('6')", rounds=1)
     assert set(result.state.local["a"].state) == {"6.weight", "6.bias"}
+
+
+def test_the_rule_of_the_contributing_page_runs(tmp_path, monkeypatch):
+    """About thirty lines; with a share of nothing it is FedBN to the last bit, else it is not."""
+    import torch
+
+    import fedbn
+
+    code = next(b.values[0] for b in blocks("python") if "class Carry" in b.values[0])
+    assert len(code.splitlines()) <= 32
+    (tmp_path / "my_carrying.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    sites = {name: ([[0.0], [1.0], [2.0], [3.0]] * 4, [0, 1, 0, 1] * 4) for name in "ab"}
+    none, some, plain = (
+        fedbn.fit(sites, "mlp", f"fedbn{rule}", rounds=3).state
+        for rule in ("+my_carrying:Carry(0)", "+my_carrying:Carry(0.5)", "")
+    )
+    assert all(torch.equal(v, none.shared.state[n]) for n, v in plain.shared.state.items())
+    assert not all(torch.equal(v, some.shared.state[n]) for n, v in plain.shared.state.items())
+    assert some.local["a"].state["carry.last/0.weight"].any()
 
 
 def test_the_round_in_plain_torch_is_shown_as_it_is():
