@@ -103,7 +103,9 @@ def test_every_model_trains_a_step(name: str):
     small = (shape[0], *(min(side, 64) for side in shape[1:]))
     torch.manual_seed(0)
     net = registry.find(models, name, "model")(classes=classes, input_shape=small)
-    data = Split(torch.randn(3, *small), torch.arange(3) % classes)
+    places = (registry.facts(models, name, "EXAMPLE") or {}).get("space", ())
+    y = (torch.arange(3) % classes).view(3, *[1] * len(places)).expand(3, *places).contiguous()
+    data = Split(torch.randn(3, *small), y)
     before = {k: p.detach().clone() for k, p in net.named_parameters()}
     work = ClientWork(net, data, Training(lr=0.1), 1, torch.Generator().manual_seed(0))
     loss = local_train(work).loss

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedbn.core.aggregation import Mean
 from fedbn.core.federation import Client, Federation, Targets, targets_of
@@ -249,7 +250,10 @@ class Plan:
         check_targets(self.task, first.train.target, f"data {self.federation.name}")
         model = self.initial_model
         found = entries(model)
-        self.method.check(found, allow_no_batchnorm)
+        try:
+            self.method.check(found, allow_no_batchnorm)
+        except ModelError as error:
+            raise ModelError(f"{error}{_bare_norms(model)}") from error
         if why := rule_conflict(self.method, self.method.parts(found), self.training):
             raise ConfigError(f"{self.method.name}: {why}")
         if not any(entry.trainable for entry in found):
@@ -397,6 +401,13 @@ def _uncopied(model: nn.Module) -> str:
             except Exception:
                 return f"its {'.'.join(filter(None, (path, name)))}"
     return "it"
+
+
+def _bare_norms(model: nn.Module) -> str:
+    """Point out norms that learn and keep nothing, as MONAI's U-Net has them by default."""
+    bare = any(isinstance(m, _InstanceNorm) and not m.state_dict() for m in model.modules())
+    said = "; its InstanceNorm learns and keeps nothing that could stay local: choose BatchNorm"
+    return f"{said} where the model is made (MONAI: norm='batch')" if bare else ""
 
 
 def _sample(federation: Federation) -> Tensor:

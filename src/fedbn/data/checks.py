@@ -31,6 +31,7 @@ from fedbn.data.benchmarks import Benchmark
 from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal, table_findings
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
+from fedbn.data.masks import MASK_LAYOUT, has_masks
 from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_header
 from fedbn.errors import ConfigError, DataError
@@ -145,7 +146,10 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
         yield Finding("warning" if alike else "note", name, part, text)
 
 
-LAYOUTS = f"(1) pictures: {FOLDER_LAYOUT}; (2) arrays: PATH/SITE.npz; (3) tables: {TABLE_LAYOUT}"
+LAYOUTS = (
+    f"(1) pictures: {FOLDER_LAYOUT}; (2) arrays: PATH/SITE.npz; (3) tables: {TABLE_LAYOUT}; "
+    f"(4) pictures with masks: {MASK_LAYOUT}"
+)
 
 
 def recognize(path: str | Path) -> tuple[str, str]:
@@ -155,10 +159,10 @@ def recognize(path: str | Path) -> tuple[str, str]:
     likely to be about them.
 
     Returns:
-        `arrays`, `folders` or `tables`, and a sentence for the user.
+        `arrays`, `masks`, `folders` or `tables`, and a sentence for the user.
 
     Raises:
-        DataError: Where it is none of them, listing the three layouts.
+        DataError: Where it is none of them, listing the layouts.
     """
     place = Path(path)
     if place.is_file():
@@ -189,11 +193,13 @@ def _kinds(folder: Path) -> dict[str, str]:
         suffixes = [f.suffix.lower() for f in folder.iterdir() if f.is_file() and not is_hidden(f)]
     except OSError as error:
         raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
-    npz, sites = suffixes.count(".npz"), sum(map(_has_pictures, subfolders(folder)))
+    npz, homes = suffixes.count(".npz"), subfolders(folder)
+    masked, sites = (sum(map(asked, homes)) for asked in (has_masks, _has_pictures))
     rows = sum(suffix in TABLE_SUFFIXES for suffix in suffixes)
     found = {
         "arrays": (npz, f"arrays: {npz} npz file(s), one a site"),
-        "folders": (sites, f"picture folders: {sites} site(s)"),
+        "masks": (masked, f"pictures with masks: {masked} site(s)"),
+        "folders": (0 if masked else sites, f"picture folders: {sites} site(s)"),
         "tables": (rows, f"tables: {rows} file(s)"),
     }
     return {kind: text for kind, (count, text) in found.items() if count}

@@ -28,6 +28,7 @@ from fedbn.data.arrays import (
 )
 from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
+from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
 from fedbn.data.own_pictures import normalised
 from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_columns import features, table_labels
@@ -157,6 +158,8 @@ def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> 
         DataError: It cannot be read, or holds nothing that fits the run.
     """
     place = _file_in(path) if path.is_dir() else path
+    if place.is_dir() and "masks" in inputs.get("preparation", {}) and has_masks(place):
+        return _masked(place, inputs, part)
     if place.is_dir():
         return _pictures(find_pictures(place, inputs, part), inputs)
     if not place.is_file():
@@ -201,6 +204,17 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
         notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
     y = None if found.labels is None else torch.from_numpy(found.labels)
     return Samples(normalised(x, normalize), tuple(found.files.values()), y, notes, found.part)
+
+
+def _masked(home: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
+    """Read pictures with their masks, whose values must be those of the run."""
+    divided = has_masks(home / part)
+    found = pairs_in(home / part if divided else home)
+    samples = _pictures(Found({file: file.name for file in found.pictures}), inputs)
+    height, width = inputs["input_shape"][1:]
+    masks = read_masks(found, (width, height))
+    y = numbered(masks, inputs["preparation"]["masks"], found.masks)
+    return replace(samples, y=y, part=part if divided else "")
 
 
 def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:

@@ -41,7 +41,7 @@ def federation_of(
     data: Data,
     classes: list[str] | None = None,
     workers: Workers = 0,
-    label: str | None = None,
+    label: str | list[str] | None = None,
     site: str | None = None,
     id: str | None = None,
     group: str | None = None,
@@ -50,6 +50,7 @@ def federation_of(
     missing: Literal["error", "mean"] = "error",
     test_share: TestShare = 0.2,
     split_seed: int = 0,
+    numbers: bool = False,
 ) -> Federation:
     """Make a federation of data that was given from Python.
 
@@ -60,7 +61,7 @@ def federation_of(
         data: A mapping of clients to their data; one data set is one client.
         classes: The names of the classes, where Datasets do not tell them.
         workers: Processes that read Datasets ahead; never changes a result.
-        label: Of DataFrames, as all below: the column of classes.
+        label: Of DataFrames, as all below: the column of classes, or those of several labels.
         site: The column of sites, of one DataFrame.
         id: The column that names a row, no feature.
         group: The column of groups: rows of one patient are never on both sides.
@@ -69,6 +70,7 @@ def federation_of(
         missing: Whether an empty cell is an error, or becomes the mean of the training rows.
         test_share: The part of a client held out for testing.
         split_seed: Decides which.
+        numbers: Learn the numbers in the label's column, or columns.
 
     Examples:
         >>> x = [[0.0], [1.0], [2.0], [3.0], [4.0]] * 2
@@ -83,7 +85,7 @@ def federation_of(
         raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
     given = {str(name): each for name, each in given.items()}
     columns = TableOptions(
-        label, site, id, group, drop, categorical, missing, test_share, split_seed
+        label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
     )
     if any(map(is_frame, given.values())):
         return table_federation("tables", frame_tables(given, site), columns)

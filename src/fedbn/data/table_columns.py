@@ -178,8 +178,40 @@ def features(
     return whole, ((f"{gaps} empty cells filled with the mean of these rows",) if gaps else ())
 
 
-def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[np.int64] | None:
+_WORDS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
+
+
+def target_columns(
+    table: Table, names: Sequence[str], numbers: bool
+) -> NDArray[np.float32] | NDArray[np.bool_]:
+    """The rows' numbers, or which of several labels each has, (rows, names)."""
+    found = []
+    for name in names:
+        cells = [cell.strip() for cell in table.column(name, "data.label")]
+        for row in table.gaps(name):
+            raise DataError(f"{table.where}, row {row}: no value in {name!r} (data.label)")
+        if numbers:
+            _check_cells(table, Column(name, None))
+            found.append(np.array([float(cell) for cell in cells], dtype=np.float32))
+            continue
+        for row, cell in zip(table.rows, cells, strict=True):
+            if cell.lower().removesuffix(".0") not in _WORDS:
+                legal = ", ".join(_WORDS)
+                raise DataError(
+                    f"{table.where}, row {row}, column {name!r}: {cell!r} is no label among "
+                    f"several; legal are {legal} (data.numbers = true learns numbers)"
+                )
+        found.append(np.array([_WORDS[cell.lower().removesuffix(".0")] for cell in cells]))
+    return np.stack(found, axis=1)
+
+
+def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[Any] | None:
     """The rows' labels, where the table has a column of them."""
+    told = inputs.get("preparation", {}).get("table")
+    if told and (told.get("numbers") or not isinstance(told["label"], str)):
+        names = [told["label"]] if isinstance(told["label"], str) else told["label"]
+        known = all(name in table.columns for name in names)
+        return target_columns(table, names, bool(told.get("numbers"))) if known else None
     name = _label_column(table, inputs)
     if name is None:
         return None

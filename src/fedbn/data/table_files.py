@@ -226,7 +226,8 @@ def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
     if len(classes) > min(_MOST_CLASSES, max(20, rows // 2)):
         raise DataError(
             f"{next(iter(tables.values())).where}: column {label!r} (data.label) has "
-            f"{len(classes)} different values in {rows} rows: not classes"
+            f"{len(classes)} different values in {rows} rows: not classes "
+            "(data.numbers = true learns numbers)"
         )
     return classes
 

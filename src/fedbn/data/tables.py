@@ -12,7 +12,13 @@ import torch
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups, places
-from fedbn.data.table_columns import Column, check_complete, feature_columns, filled
+from fedbn.data.table_columns import (
+    Column,
+    check_complete,
+    feature_columns,
+    filled,
+    target_columns,
+)
 from fedbn.data.table_files import Table, by_site, label_classes, repeated_ids, unique_header
 from fedbn.errors import ConfigError, DataError
 
@@ -24,7 +30,7 @@ class TableOptions:
     A contract knows the classes and columns of all sites; else they are those found here.
     """
 
-    label: str | None = None
+    label: str | Sequence[str] | None = None
     site: str | None = None
     id: str | None = None
     group: str | None = None
@@ -35,6 +41,7 @@ class TableOptions:
     split_seed: int = 0
     classes: tuple[str, ...] | None = None
     columns: Sequence[Column] | None = None
+    numbers: bool = False
 
 
 def table_federation(name: str, tables: Mapping[str, Table], options: TableOptions) -> Federation:
@@ -43,18 +50,24 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     if label is None:
         named = ", ".join(next(iter(tables.values())).columns)
         raise ConfigError(f"data.label is needed for tables: the column of classes, of {named}")
-    classes = options.classes or label_classes(tables, label)
+    labels = [label] if isinstance(label, str) else list(label)
+    several = options.numbers or not isinstance(label, str)
+    found = tuple(labels) if several else None
+    classes = options.classes or found or label_classes(tables, labels[0])
     others = (options.site, options.id, group, *options.drop)
-    no_features = {label, *(name for name in others if name is not None)}
+    no_features = {*labels, *(name for name in others if name is not None)}
     columns = options.columns or feature_columns(tables, no_features, options.categorical)
     if options.missing == "error":
         for table in tables.values():
             check_complete(table, columns)
     clients = []
     for site, table in tables.items():
-        cells = [cell.strip() for cell in table.columns[label]]
         x = np.concatenate([column.encode(table) for column in columns], axis=1)
-        y = torch.from_numpy(places(cells, classes, table.where))
+        if several:
+            y = torch.from_numpy(target_columns(table, labels, options.numbers))
+        else:
+            cells = [cell.strip() for cell in table.columns[labels[0]]]
+            y = torch.from_numpy(places(cells, classes, table.where))
         groups = None
         if group is not None:
             same = np.array([cell.strip() for cell in table.column(group, "data.group")])
@@ -69,8 +82,9 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     remarks = repeated_ids(tables, options.id) if options.id else ()
     told = {
         "columns": [[c.name, c.values] for c in columns],
-        "label": label,
+        "label": label if isinstance(label, str) else labels,
         "missing": options.missing,
+        "numbers": options.numbers,
     }
     return Federation(name, tuple(clients), classes, remarks, {"table": told})
 

@@ -139,7 +139,7 @@ INFO = {
 
 def tables(
     path: str | None = None,
-    label: str | None = None,
+    label: str | list[str] | None = None,
     site: str | None = None,
     id: str | None = None,
     group: str | None = None,
@@ -148,12 +148,13 @@ def tables(
     missing: Literal["error", "mean"] = "error",
     test_share: TestShare = 0.2,
     split_seed: int = 0,
+    numbers: bool = False,
 ) -> Federation:
     """Read tables, one client a site.
 
     Args:
         path: The folder, or the file.
-        label: The column of classes.
+        label: The column of classes; or a list of columns, each 0 or 1, of several labels a row.
         site: The column of sites, for one file.
         id: The column that names a row, no feature; values that repeat are remarked on.
         group: The column of groups, no feature: rows of one patient are never on both sides.
@@ -163,10 +164,11 @@ def tables(
             rows (for a text: zeros).
         test_share: The stratified part of each site held out for testing.
         split_seed: Decides which rows these are.
+        numbers: Learn the numbers in the label's column, or columns: regression.
     """
     if path is None:
         raise ConfigError(f"data.path is needed for data 'tables': {TABLE_LAYOUT}")
     columns = TableOptions(
-        label, site, id, group, drop, categorical, missing, test_share, split_seed
+        label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
     )
     return table_federation(Path(path).resolve().stem, read_sites(Path(path), site), columns)

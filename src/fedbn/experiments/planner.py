@@ -23,6 +23,7 @@ from fedbn.experiments.sources import (
     load_federation,
     model_builder,
     named_files,
+    suggested_for,
     task_of,
 )
 from fedbn.fast.stacked_training import unbatchable, unknown_rules
@@ -200,14 +201,12 @@ def device_of(section: TrainingSection) -> str:
 
 def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     """Write a configuration out in full: all defaults, absolute paths, the names chosen."""
-    from fedbn.models import suggested
-
     raw = experiment.model_dump(exclude_none=True, exclude={"quick", "reproduce"})
     varied = axes(experiment)
     if not any(key.startswith("data.") for key in varied):  # else each setting has its own
         raw["data"] = {**federation.settled, **raw["data"]}
         raw["data"].setdefault("name", data_name(experiment.data)[0])
-        raw["model"].setdefault("name", suggested(federation.input_shape))
+        raw["model"].setdefault("name", suggested_for(federation))
     if experiment.training.local_steps is not None or "training.local_steps" in varied:
         del raw["training"]["local_epochs"]
     if experiment.training.epochs is not None or "training.epochs" in varied:

@@ -176,6 +176,7 @@ class ModelSection(Section):
     name: str | None = Field(None, description="a registered model, or module:callable")
     args: dict[str, Any] = Field({}, description="arguments of the model")
     weights: str | None = Field(None, description="a safetensors file to start from")
+    fresh: list[str] = Field([], description="patterns of entries that do not start from weights")
     transform: Literal["none", "groupnorm"] = Field(
         "none", description="groupnorm: no BatchNorm at all, GroupNorm in its place"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def model_builder(
         federation: Decides the number of classes and the shape of the input.
         own: A function to take in place of the one named.
     """
-    name = section.name or suggested(federation.input_shape)
+    name = section.name or suggested_for(federation)
     build = own or registry.find(fedbn.models, name, "model", section.held)
     given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
     arguments = _model_arguments(build, given, section.args, name)
@@ -119,7 +120,7 @@ def model_builder(
         if not isinstance(model, nn.Module):
             raise ModelError(f"model {name} gives a {type(model).__name__}, not an nn.Module")
         if weights is not None:
-            load_weights(model, weights, str(section.weights))
+            load_weights(model, weights, str(section.weights), section.fresh)
         return with_groupnorm(unwrap(model)) if section.transform == "groupnorm" else model
 
     return make
@@ -163,11 +164,31 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Put weights into a model; every entry must be there, and fit."""
-    layout = StateLayout.of(entries(model))
+def suggested_for(federation: Federation) -> str:
+    """Name a model that fits the data."""
+    return suggested(federation.input_shape, federation.targets is Targets.MASK)
+
+
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], where: str, fresh: Sequence[str] = ()
+) -> None:
+    """Put weights into a model; every entry must be there, and fit.
+
+    Args:
+        model: What takes them.
+        weights: By name.
+        where: What to call them.
+        fresh: Patterns of entries that keep what they begin with: a head of other classes.
+    """
+    kept = [e for e in entries(model) if not any(fnmatchcase(e.name, p) for p in fresh)]
+    names = [e.name for e in entries(model)]
+    for pattern in fresh:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"model.fresh: {unknown('entry', pattern, names[-8:])}")
+    weights = {n: w for n, w in weights.items() if not any(fnmatchcase(n, p) for p in fresh)}
+    layout = StateLayout.of(kept)
     expected = {entry.name for entry in layout.entries}
-    aliases = {entry.name for entry in entries(model)} - expected
+    aliases = {entry.name for entry in kept} - expected
     state = {_unwrapped(name, expected | aliases): value for name, value in weights.items()}
     state = {name: value for name, value in state.items() if name not in aliases}
     packed = layout.pack(state, where)

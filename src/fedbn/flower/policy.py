@@ -24,9 +24,9 @@ from fedbn.core.plan import Plan
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import explained, read_toml
+from fedbn.experiments.sources import suggested_for
 from fedbn.flower.messages import NotYet, Order
 from fedbn.methods import pieces_of
-from fedbn.models import suggested
 from fedbn.runs.folder import to_json, write_atomically
 
 _SHORTEST_HASH = 16
@@ -133,7 +133,7 @@ def _check_method(policy: Policy, order: Order, plan: Plan) -> None:
 
 
 def _check_model(policy: Policy, order: Order, plan: Plan) -> None:
-    name = order.experiment.get("model", {}).get("name") or suggested(plan.federation.input_shape)
+    name = order.experiment.get("model", {}).get("name") or suggested_for(plan.federation)
     found = schema_hash(entries(plan.initial_model))
     by_hash = [one for one in policy.models if len(one) >= _SHORTEST_HASH]
     if ":" in name or name in policy.models or any(found.startswith(one) for one in by_hash):

@@ -120,13 +120,15 @@ class _Part(BaseModel):
 
 class _Table(_Part):
     columns: list[tuple[str, list[str] | None]]
-    label: str
+    label: str | list[str]
     missing: str
+    numbers: bool = False
 
 
 class _Preparation(_Part):
     aliases: dict[str, str] = {}
     depth: float | None = None
+    masks: list[int] | None = None
     table: _Table | None = None
 
 

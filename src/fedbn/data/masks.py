@@ -1,0 +1,189 @@
+"""Pictures with masks: SITE/images/* and SITE/masks/*, a mask of the same name for each picture.
+
+A mask is a picture of one channel, or of palette indices, whose values are classes; it must have
+the size of its picture, and is resized by the nearest value. Where a site has both train/ and test/
+with images/ and masks/ in them, that division is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from fedbn.core.federation import Client, Split, check_name
+from fedbn.core.randomness import divided, generator
+from fedbn.data.images import is_picture, opened, pictures_below, read_pictures, watched
+from fedbn.data.storage import check_distinct, subfolders
+from fedbn.errors import DataError, unknown
+from fedbn.text import shown
+
+MASK_LAYOUT = (
+    "PATH/SITE/images/* and PATH/SITE/masks/*, of the same names (train/ and test/ if you like)"
+)
+_MOST_VALUES = 64
+
+
+@dataclass(frozen=True)
+class MaskedPictures:
+    """Pictures and their masks, in one order."""
+
+    pictures: tuple[Path, ...]
+    masks: tuple[Path, ...]
+
+
+def has_masks(folder: Path) -> bool:
+    """Tell whether a folder, or a part of it, has images/ and masks/."""
+    homes = (folder, folder / "train", folder / "test")
+    return any((home / "images").is_dir() and (home / "masks").is_dir() for home in homes)
+
+
+def find_masked(folder: Path) -> dict[str, list[MaskedPictures]]:
+    """Find the pictures of each site: all of them, or those of train and test."""
+    homes = [home for home in subfolders(folder) if has_masks(home)] if folder.is_dir() else []
+    if not homes:
+        raise DataError(
+            f"{shown(folder)}: no sites with pictures and masks; expected {MASK_LAYOUT}"
+        )
+    check_distinct(homes)
+    found = {}
+    for home in homes:
+        check_name(home.name, shown(home))
+        parts = [home / part for part in ("train", "test") if has_masks(home / part)]
+        if len(parts) == 1:
+            raise DataError(f"{shown(home)}: only {parts[0].name}/ has images/ and masks/")
+        found[home.name] = [pairs_in(part) for part in parts or [home]]
+    return found
+
+
+def pairs_in(home: Path) -> MaskedPictures:
+    """Pair pictures and masks by name, whatever their suffix; one without the other is refused."""
+    named: list[dict[str, Path]] = []
+    for part in ("images", "masks"):
+        files = [f for f in pictures_below(home / part) if is_picture(f)]
+        named.append({f.relative_to(home / part).with_suffix("").as_posix(): f for f in files})
+    pictures, masks = named
+    for name, file in pictures.items():
+        if name not in masks:
+            near = unknown("mask", name, masks)
+            raise DataError(
+                f"{shown(file)}: no mask of this name in {shown(home / 'masks')} ({near})"
+            )
+    for name, file in masks.items():
+        if name not in pictures:
+            raise DataError(f"{shown(file)}: a mask, but no picture {shown(name)} in images/")
+    if not pictures:
+        raise DataError(f"{shown(home)}: no pictures in images/")
+    return MaskedPictures(tuple(pictures.values()), tuple(masks[name] for name in pictures))
+
+
+def read_mask(file: Path, picture: Path, side: tuple[int, int]) -> NDArray[np.int64]:
+    """Read a mask's values, resized to (width, height); to be used inside `watched()`."""
+    with opened(picture) as whole:
+        size = whole.size
+    with opened(file) as mask:
+        if mask.size != size:
+            raise DataError(
+                f"{shown(file)}: {mask.size[0]}×{mask.size[1]} pixels, but its picture has "
+                f"{size[0]}×{size[1]}"
+            )
+        mask.load()
+        plain = mask.convert("L") if mask.mode == "1" else mask
+        values = np.asarray(plain.resize(side, Image.Resampling.NEAREST), dtype=np.int64)
+    if values.ndim == 3:
+        first = values[..., 0]
+        if not all(
+            np.array_equal(first, values[..., c]) for c in range(1, min(values.shape[2], 3))
+        ):
+            raise DataError(
+                f"{shown(file)}: colours; legal are masks of one channel or of palette indices, "
+                "whose values are classes"
+            )
+        return first
+    return values
+
+
+def read_masks(found: MaskedPictures, side: tuple[int, int]) -> list[NDArray[np.int64]]:
+    """Read the values of masks."""
+    with watched():
+        return [read_mask(m, p, side) for m, p in zip(found.masks, found.pictures, strict=True)]
+
+
+def mask_values(masks: Mapping[Path, NDArray[np.int64]]) -> list[int]:
+    """Collect the values of masks, the classes of their places."""
+    values: set[int] = set()
+    for file, mask in masks.items():
+        values |= set(np.unique(mask).tolist())
+        if len(values) > _MOST_VALUES:
+            raise DataError(
+                f"{shown(file)}: with it masks have {len(values)} values, which are classes; legal "
+                f"are at most {_MOST_VALUES}. Was it saved as JPEG, or smoothed?"
+            )
+    return sorted(values)
+
+
+def numbered(
+    masks: Sequence[NDArray[np.int64]], values: Sequence[int], files: Sequence[Path]
+) -> Tensor:
+    """Bring values to places in the list of them; one that nobody knows is refused."""
+    known = np.array(values)
+    places = []
+    for mask, file in zip(masks, files, strict=True):
+        place = np.searchsorted(known, mask).clip(max=len(known) - 1)
+        wrong = np.unique(mask[known[place] != mask])
+        if len(wrong):
+            legal = ", ".join(map(str, values))
+            raise DataError(f"{shown(file)}: mask value {wrong[0]}; legal are {legal}")
+        places.append(place.astype(np.uint8))
+    return torch.from_numpy(np.stack(places))
+
+
+@dataclass(frozen=True)
+class MaskReader:
+    """How pictures and masks become samples.
+
+    Attributes:
+        size: Width and height.
+        depth: The 16-bit value that becomes 1.
+        group: A pattern whose first group, in a file's name, says whom it belongs to; None where
+            every picture stands alone.
+    """
+
+    size: tuple[int, int]
+    depth: int
+    group: re.Pattern[str] | None = None
+
+    def split(self, found: MaskedPictures, values: Sequence[int]) -> Split:
+        """Read a part of a site."""
+        x = read_pictures(found.pictures, self.size, self.depth)
+        y = numbered(read_masks(found, self.size), values, found.masks)
+        return Split(x, y, groups=self._groups(found.pictures))
+
+    def _groups(self, files: Sequence[Path]) -> Tensor | None:
+        if self.group is None:
+            return None
+        owners = [m[1] if (m := self.group.search(f.stem)) else str(f) for f in files]
+        return torch.tensor([sorted(set(owners)).index(owner) for owner in owners])
+
+    def client(self, site: str, parts: Sequence[Split], share: float, seed: int) -> Client:
+        """Make a client of a site's parts, of which one is held out where there is one only."""
+        if len(parts) == 2:
+            return Client(site, site, parts[0], {site: parts[1]})
+        rest, held = divided(parts[0], share, generator(seed, "test split", client=site))
+        if len(rest) < 2 or not len(held):
+            raise DataError(f"site {site}: {len(parts[0])} pictures; at least 3 are needed")
+        return Client(site, site, parts[0].take(rest), {site: parts[0].take(held)})
+
+
+def of_one_dtype(splits: Sequence[Split]) -> list[Split]:
+    """Give all parts floats where one has them, because of its 16-bit pictures."""
+    if not any(split.x.is_floating_point() for split in splits):
+        return list(splits)
+    return [replace(split, x=split.batch(slice(None))[0]) for split in splits]
