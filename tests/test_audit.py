@@ -83,6 +83,14 @@ def test_a_method_is_known_by_what_it_keeps(get, put, method, missed):
     assert list(found.missed) == missed
 
 
+def test_a_head_that_is_kept_is_another_of_our_methods():
+    def get(model):
+        return {n: v for n, v in model.state_dict().items() if not n.startswith("3.")}
+
+    found = fedbn.audit(bn_net, get, load)
+    assert (found.method, found.extra) == ("fedper", ("3.weight", "3.bias"))
+
+
 def test_what_is_no_method_has_a_nearest_one_and_what_differs():
     def get(model):
         return {

@@ -8,7 +8,7 @@ became of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -216,10 +216,11 @@ def _named(found: Sequence[Entry], kept: set[str]) -> tuple[str, str]:
     """The method that keeps exactly these entries, or none, and the nearest one."""
     names = dict.fromkeys([*_FIRST, *registry.names(fedbn.methods)])
     methods: dict[str, Method] = {n: registry.find(fedbn.methods, n, "method")() for n in names}
-    local = {
-        name: {entry.name for entry in method.parts(found).local}
-        for name, method in methods.items()
-        if not method.share.has_role  # which module is the last is not seen from the entries
-    }
+    # Without data, whose pass would tell, the last layer is the last one that is written down.
+    last = [entry.name.rpartition(".")[0] for entry in found if entry.kind is Kind.WEIGHT][-1:]
+    local = {}
+    for name, method in methods.items():
+        share = method.share.resolved(*last) if last else method.share
+        local[name] = {entry.name for entry in replace(method, share=share).parts(found).local}
     nearest = min(local, key=lambda name: len(local[name] ^ kept))
     return (nearest if local[nearest] == kept else "none"), nearest

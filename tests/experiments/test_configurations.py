@@ -66,7 +66,12 @@ LEGAL: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "lr": st.floats(1e-4, 10) | st.integers(1, 3),
         "unequal": st.sampled_from(["own", "repeat"]),
         "participation": st.floats(0.1, 1),
-        "device": st.sampled_from(["cpu", "cuda:1"]),
+        "device": st.sampled_from(["auto", "cpu", "cuda:1"]),
+        "schedule": st.sampled_from(["StepLR", "CosineAnnealingLR", "ReduceLROnPlateau"]),
+        "schedule_args": st.dictionaries(st.sampled_from(["step_size", "T_max"]), ANYTHING),
+        "clip_norm": st.floats(0, 9),
+        "amp": st.just("bfloat16"),
+        "patience": st.integers(0, 9),
     },
     "method": {"mu": st.floats(0, 9) | st.lists(st.integers(0, 9), min_size=1, max_size=2)},
     "data": {"name": st.just("digits_mini"), "path": st.just("sites"), "size": st.integers(1, 9)},
@@ -75,6 +80,7 @@ LEGAL: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "every": st.integers(1, 9),
         "validation": st.floats(0, 0.9),
         "report": st.sampled_from(["last", "best"]),
+        "metrics": st.lists(st.sampled_from(["auroc", "aurok"]), max_size=2),
     },
 }
 SWEPT = {

@@ -78,7 +78,7 @@ def rates(name: str, args: Mapping[str, Any], lr: float, rounds: int) -> tuple[f
                 optimizer.step()
                 scheduler.step()
             found.append(float(optimizer.param_groups[0]["lr"]))
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except Exception as error:  # of values that torch did not think of
         raise ConfigError(f"training.schedule_args: {name}: {reason(error)}") from error
     for round, rate in enumerate(found, start=1):
         if not 0 <= rate < math.inf:
