@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 import fedbn
 from fedbn.core.federation import all_targets
 from fedbn.data import lazy_split
-from fedbn.data.dataset_samples import parts_of
-from fedbn.data.python_data import federation_of, known_targets
+from fedbn.data.dataset_samples import known_targets, parts_of
+from fedbn.data.python_data import federation_of
 from fedbn.errors import ConfigError, DataError
 from fedbn.trained.evaluation import evaluate_all
 
@@ -315,9 +315,12 @@ def test_a_worker_that_dies_is_one_line():
 def test_float_targets_and_masks_are_what_tasks_take():
     class Numbers(Made):
         def __getitem__(self, index):
+            self.reads.append(index)
             return torch.zeros(4), float(index)
 
-    split = federation_of({"a": Numbers(targets=False)}).clients[0].train
+    data = Numbers(targets=False)
+    split = federation_of({"a": data}).clients[0].train
+    assert set(data.reads) == {0}
     assert split.target.shape == (1, 1)
     assert split.target.dtype == torch.float32
     assert replace(split, y=None).batch(slice(0, 3))[1].shape == (3, 1)

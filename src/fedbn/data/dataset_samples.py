@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbn.core.federation import not_finite
-from fedbn.core.randomness import number
-from fedbn.errors import DataError, reason
+from fedbn.core.randomness import number, seeded
+from fedbn.errors import DataError, FedbnError, reason
 from fedbn.text import one_line
 
 _X = ("image", "img", "x", "pixel_values", "input", "inputs", "features")
@@ -183,3 +183,56 @@ def tensors_of(found: Batch | Fault, sources: Sequence[Source]) -> tuple[Tensor,
         which, index = found.address
         raise DataError(f"{sources[which].where}, sample {index}: {one_line(found.text)}")
     return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+
+
+def known_targets(dataset: Any) -> NDArray[Any] | None:
+    """Targets of all samples, where a Dataset tells them without reading samples.
+
+    `targets` (torchvision), `labels` (MedMNIST), `tensors` (torch), a column (Hugging Face),
+    `data` (MONAI); parts and chains of such (`Subset`, `ConcatDataset`). What does not agree with
+    the first sample is no target of it.
+    """
+    found = _told(dataset)
+    if found is None or len(found) != len(dataset) or not len(found):
+        return None
+    values = in_one_column(np.asarray(found))
+    try:
+        with seeded(0):
+            first = np.asarray(parts_of(dataset[0])[1])
+    except FedbnError:
+        return None
+    return values if np.array_equal(first.reshape(-1), values[0].reshape(-1)) else None
+
+
+def in_one_column(values: NDArray[Any]) -> NDArray[Any]:
+    """Labels that stand in a column, as MedMNIST's do, one a sample."""
+    column = values.ndim == 2 and values.shape[1] == 1 and values.dtype.kind in "iubUS"
+    return values[:, 0] if column else values
+
+
+def _told(dataset: Any) -> Any:
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        whole = _told(dataset.dataset)
+        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=int)]
+    if hasattr(dataset, "datasets"):
+        parts = [_told(each) for each in dataset.datasets]
+        return None if any(p is None for p in parts) else np.concatenate([*map(np.asarray, parts)])
+    if isinstance(tensors := getattr(dataset, "tensors", None), tuple) and len(tensors) == 2:
+        return tensors[1]
+    if (features := getattr(dataset, "features", None)) and (key := label_key(features)):
+        return dataset[key]
+    rows = getattr(dataset, "data", None)
+    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        key = label_key(rows[0])
+        return [row[key] for row in rows] if key else None
+    return getattr(dataset, "targets", getattr(dataset, "labels", None))
+
+
+def class_names(dataset: Any) -> list[str] | None:
+    """The names of a Dataset's classes, where it tells them."""
+    features = getattr(dataset, "features", None)
+    if features and (key := label_key(features)):
+        return getattr(features[key], "names", None)
+    inner = getattr(dataset, "dataset", None)
+    found = getattr(dataset, "classes", None) or (class_names(inner) if inner is not None else None)
+    return [str(name) for name in found] if isinstance(found, list | tuple) else None

@@ -143,7 +143,9 @@ class PictureReader:
         self, site: str, parts: Sequence[PictureSet], augment: Augment | None = None
     ) -> Client:
         """Read a site's training and test pictures, and those for validation if there are some."""
-        train, test, *valid = (Split(self._pixels(part.files), part.labels) for part in parts)
+        train, test, *valid = (
+            Split(self._pixels(part.files), part.labels, groups=part.numbered) for part in parts
+        )
         train = replace(train, augment=augment)
         return Client(site, site, train, {site: test}, valid[0] if valid else None)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,15 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from fedbn.core.federation import AnySplit, Client, Federation, Split, check_name, scaled
+from fedbn.core.federation import (
+    AnySplit,
+    Augment,
+    Client,
+    Federation,
+    Split,
+    check_name,
+    scaled,
+)
 from fedbn.data.arrays import places
 from fedbn.data.dataset_samples import Source
 from fedbn.data.image_folders import (
@@ -86,14 +95,14 @@ def picture_federation(
             f"data.normalize has {len(normalize[0])} means, data.channels is {options.channels}"
         )
     lazy, said = _too_large(len(files), reader, options)
+    augment, depth = FlipAndTurn() if options.augment else None, ""
     if lazy:
-        clients = _read_later(listing, classes, reader, normalize, options.workers)
-        depth = ""
+        make = partial(Pictures, reader=reader, normalize=normalize)
+        clients = _read_later(listing, classes, make, augment, options.workers)
     else:
-        read = of_one_type([reader.client(site, own) for site, own in listing.items()])
+        read = of_one_type([reader.client(site, own, augment) for site, own in listing.items()])
         depth = about_depth(read, reader.depth)
-        clients = [c.change(lambda split: _normalised_split(split, normalize)) for c in read]
-    clients = [_grouped(c, listing[c.name], options.augment) for c in clients]
+        clients = [client.change(partial(_changed, normalize=normalize)) for client in read]
     alone = any(part.groups for part in parts)
     remarks = [resized, depth, said, "" if alone else stems_in_both(listing)]
     told: dict[str, Any] = {"depth": reader.depth} if depth else {}
@@ -117,28 +126,6 @@ def normalised(x: Tensor, normalize: Sequence[Sequence[float]] | None) -> Tensor
     return ((scaled(x) + 1) / 2 - mean) / deviation
 
 
-def _normalised_split(split: AnySplit, normalize: Any) -> AnySplit:
-    if not normalize or not isinstance(split, Split):
-        return split
-    return replace(split, x=normalised(split.x, normalize))
-
-
-def _grouped(client: Client, parts: Sequence[PictureSet], augment: bool) -> Client:
-    """Add patients to a client's splits, and augmentation to its training."""
-    sets = iter(parts)
-    order = [client.train, client.tests[client.domain], client.valid]
-    train, test, valid = (None if s is None else _with_groups(s, next(sets)) for s in order)
-    assert train is not None
-    assert test is not None
-    if augment:
-        train = replace(train, augment=FlipAndTurn())
-    return replace(client, train=train, tests={client.domain: test}, valid=valid)
-
-
-def _with_groups(split: Any, pictures: PictureSet) -> Any:
-    return replace(split, groups=pictures.numbered)
-
-
 class Pictures:
     """Files as a Dataset, read one by one."""
 
@@ -157,21 +144,31 @@ class Pictures:
         return normalised(x, self._normalize), self.targets[index]
 
 
+def _changed(split: AnySplit, normalize: Any) -> AnySplit:
+    assert isinstance(split, Split)
+    return replace(split, x=normalised(split.x, normalize))
+
+
 def _read_later(
-    listing: Listing, classes: Sequence[str], reader: PictureReader, normalize: Any, workers: int
+    listing: Listing,
+    classes: Sequence[str],
+    make: Callable[[PictureSet], Pictures],
+    augment: Augment | None,
+    workers: int,
 ) -> list[Client]:
-    sources, whose = [], list[tuple[str, PictureSet]]()
-    for site, parts in listing.items():
-        for name, part in zip(_SPLITS, parts, strict=False):
-            where = f"site {site}, {name}"
-            sources.append(Source.of(Pictures(part, reader, normalize), where, classes))
-            whose.append((site, part))
-    loader = Loader(sources, workers)
-    splits: dict[str, list[LazySplit]] = {site: [] for site in listing}
-    for which, (site, part) in enumerate(whose):
-        splits[site].append(LazySplit.of(loader, which, part.labels))
+    named = [
+        (site, name, part)
+        for site, parts in listing.items()
+        for name, part in zip(_SPLITS, parts, strict=False)
+    ]
+    sources = [Source.of(make(part), f"site {site}, {name}", classes) for site, name, part in named]
+    loader, splits = Loader(sources, workers), dict[str, dict[str, LazySplit]]()
+    for which, (site, name, part) in enumerate(named):
+        one = LazySplit.of(loader, which, part.labels, part.numbered)
+        own = splits.setdefault(site, {})
+        own[name] = replace(one, augment=augment) if name == "train" else one
     return [
-        Client(site, site, own[0], {site: own[1]}, own[2] if len(own) > 2 else None)
+        Client(site, site, own["train"], {site: own["test"]}, own.get("valid"))
         for site, own in splits.items()
     ]
 

@@ -17,15 +17,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from fedbn.core.federation import AnySplit, Client, Federation, Split
-from fedbn.core.randomness import divided, generator
+from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data.arrays import numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
-from fedbn.data.dataset_samples import Source, label_key, parts_of, told
+from fedbn.data.dataset_samples import (
+    Source,
+    class_names,
+    in_one_column,
+    known_targets,
+    parts_of,
+    told,
+)
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
-from fedbn.errors import ConfigError, DataError, FedbnError
+from fedbn.errors import ConfigError, DataError
 
 Data = Any
 """A `Federation`, a mapping of clients to their data, or one data set to be dealt out."""
@@ -160,55 +168,6 @@ def _targets(y: Any, where: str) -> NDArray[Any]:
     return values if values.dtype.kind in "USb" else tensor_of(y, where).numpy(force=True)
 
 
-def known_targets(dataset: Any) -> NDArray[Any] | None:
-    """Targets of all samples, where a Dataset tells them without reading samples.
-
-    `targets` (torchvision), `labels` (MedMNIST), `tensors` (torch), a column (Hugging Face),
-    `data` (MONAI); parts and chains of such (`Subset`, `ConcatDataset`). What does not agree with
-    the first sample is no target of it.
-    """
-    found = _told(dataset)
-    if found is None or len(found) != len(dataset) or not len(found):
-        return None
-    values = np.asarray(found)
-    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    if values.dtype.kind not in "iubUS" or values.ndim != 1:
-        return None
-    try:
-        first = np.asarray(parts_of(dataset[0])[1])
-    except FedbnError:
-        return None
-    return values if first.size == 1 and str(first.item()) == str(values[0]) else None
-
-
-def _told(dataset: Any) -> Any:
-    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        whole = _told(dataset.dataset)
-        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=int)]
-    if hasattr(dataset, "datasets"):
-        parts = [_told(each) for each in dataset.datasets]
-        return None if any(p is None for p in parts) else np.concatenate([*map(np.asarray, parts)])
-    if isinstance(tensors := getattr(dataset, "tensors", None), tuple) and len(tensors) == 2:
-        return tensors[1]
-    if (features := getattr(dataset, "features", None)) and (key := label_key(features)):
-        return dataset[key]
-    rows = getattr(dataset, "data", None)
-    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
-        key = label_key(rows[0])
-        return [row[key] for row in rows] if key else None
-    return getattr(dataset, "targets", getattr(dataset, "labels", None))
-
-
-def _named(dataset: Any) -> list[str] | None:
-    """The names of a Dataset's classes, where it tells them."""
-    features = getattr(dataset, "features", None)
-    if features and (key := label_key(features)):
-        return getattr(features[key], "names", None)
-    inner = getattr(dataset, "dataset", None)
-    found = getattr(dataset, "classes", None) or (_named(inner) if inner is not None else None)
-    return [str(name) for name in found] if isinstance(found, list | tuple) else None
-
-
 def _federation(
     given: Mapping[str, Mapping[str, _Part]],
     classes: Sequence[str] | None,
@@ -218,7 +177,7 @@ def _federation(
     parts = {(name, part): each for name, own in given.items() for part, each in own.items()}
     lazy = any(part.dataset is not None for part in parts.values())
     names, parts, remarks = _classes(parts, classes)
-    splits = _lazy(parts, names, workers) if lazy else _in_memory(parts, names)
+    splits = _splits(parts, names, workers if lazy else None)
     clients = []
     for name, own in given.items():
         mine = {part: splits[name, part] for part in own}
@@ -245,6 +204,9 @@ def _classes(
     said, found, remarks = given or _agreed(parts.values()), dict(parts), list[str]()
     if said is not None:
         return tuple(map(str, said)), found, remarks
+    first = next((_first_target(part) for part in parts.values() if len(part)), np.zeros(0, int))
+    if first.dtype.kind == "f":
+        return tuple(map(str, range(first.size))), found, remarks
     for key, part in parts.items():
         if part.y is None and len(part):
             found[key], text = _read_targets(part)
@@ -252,16 +214,24 @@ def _classes(
     known = [part.y for part in found.values() if part.y is not None and len(part.y)]
     if any(y.dtype.kind in "USb" and y.ndim == 1 for y in known):
         return tuple(sorted({str(v) for y in known for v in y.tolist()})), found, remarks
-    if known and known[0].dtype.kind in "iu":
-        count = max(2, 1 + max(int(y.max()) for y in known))
-    else:
-        count = known[0].shape[1] if known and known[0].ndim == 2 else 1
+    labels = first.dtype.kind == "b" and first.ndim == 1
+    count = first.size if labels else max(2, 1 + max((int(y.max()) for y in known), default=0))
     return tuple(map(str, range(count))), found, remarks
+
+
+def _first_target(part: _Part) -> NDArray[Any]:
+    if part.y is not None:
+        return np.asarray(part.y[0])
+    try:
+        with seeded(0):
+            return np.asarray(parts_of(part.dataset[0])[1])
+    except Exception as error:
+        raise DataError(f"{part.where}, sample 0: {told(error)}") from error
 
 
 def _agreed(parts: Iterable[_Part]) -> list[str] | None:
     """The names of classes that Datasets tell, which must be the same; None where none does."""
-    told = [(part.where, names) for part in parts if (names := _named(part.dataset))]
+    told = [(part.where, names) for part in parts if (names := class_names(part.dataset))]
     for where, names in told[1:]:
         if names != told[0][1]:
             raise DataError(
@@ -278,7 +248,8 @@ def _read_targets(part: _Part) -> tuple[_Part, str]:
     begun, found = time.monotonic(), []
     for index in range(len(part)):
         try:
-            found.append(np.asarray(parts_of(part.dataset[index])[1]))
+            with seeded(0):
+                found.append(np.asarray(parts_of(part.dataset[index])[1]))
         except Exception as error:
             raise DataError(f"{part.where}, sample {index}: {told(error)}") from error
     took = f"{time.monotonic() - begun:.1f} s"
@@ -286,7 +257,7 @@ def _read_targets(part: _Part) -> tuple[_Part, str]:
         values = np.stack(found)
     except ValueError as error:
         raise DataError(f"{part.where}: targets of different shapes") from error
-    return replace(part, y=values), (
+    return replace(part, y=in_one_column(values)), (
         f"{part.where}: all {len(part)} samples were read once for their labels ({took}); {way_out}"
     )
 
@@ -307,33 +278,19 @@ def target_tensor(part: _Part, names: Sequence[str]) -> Tensor:
     return found if found.dtype in (torch.bool, torch.uint8) else found.long()
 
 
-def _in_memory(parts: Mapping[Any, _Part], names: Sequence[str]) -> dict[Any, AnySplit]:
-    found: dict[Any, AnySplit] = {}
-    for key, part in parts.items():
-        assert part.x is not None
-        found[key] = Split(part.x, target_tensor(part, names), groups=part.groups)
-    return found
-
-
-class _Pairs:
-    """Arrays as a Dataset, where they stand beside one."""
-
-    def __init__(self, x: Tensor, y: Tensor):
-        self._x, self._y = x, y
-
-    def __len__(self) -> int:
-        return len(self._x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._x[index], self._y[index]
-
-
-def _lazy(parts: Mapping[Any, _Part], names: Sequence[str], workers: int) -> dict[Any, AnySplit]:
+def _splits(
+    parts: Mapping[Any, _Part], names: Sequence[str], workers: int | None
+) -> dict[Any, AnySplit]:
+    """Make the splits: in memory, or read by so many workers."""
     known = {k: None if p.y is None else target_tensor(p, names) for k, p in parts.items()}
+    held = {
+        k: (p.x, y) for k, p in parts.items() if p.x is not None and (y := known[k]) is not None
+    }
+    if workers is None:
+        return {key: Split(*held[key], groups=part.groups) for key, part in parts.items()}
     sources = []
     for key, part in parts.items():
-        y = known[key]
-        dataset = part.dataset if part.x is None or y is None else _Pairs(part.x, y)
+        dataset = TensorDataset(*held[key]) if key in held else part.dataset
         sources.append(Source.of(dataset, part.where, names))
     loader = Loader(sources, workers)
     return {
