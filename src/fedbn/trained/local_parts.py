@@ -259,7 +259,7 @@ class Bench:
 
     def become(self, client: str) -> None:
         """Take a client's local part."""
-        self.replica.use(self.state.shared, self.state.scored_with(client))
+        self.replica.load(self.state.shared, self.state.scored_with(client))
 
     def measure(self, x: Tensor | AnySplit) -> list[tuple[Tensor, Tensor]]:
         """Give BatchNorm the exact statistics of some data."""
