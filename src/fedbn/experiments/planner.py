@@ -186,6 +186,7 @@ def training_of(section: TrainingSection) -> Training:
     values["batch_size"] = None if section.batch_size == "full" else section.batch_size
     values["optimizer"] = _optimizer(section)
     values["device"] = device_of(section)
+    _check_device(values["device"])
     made = Training(**values)
     made.in_round(1)  # a schedule that cannot be is refused here
     return made
@@ -193,10 +194,8 @@ def training_of(section: TrainingSection) -> Training:
 
 def device_of(section: TrainingSection) -> str:
     """The device that is meant: `auto` is the first GPU where there is one."""
-    if section.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    _check_device(section.device)
-    return section.device
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    return found if section.device == "auto" else section.device
 
 
 def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
