@@ -165,7 +165,7 @@ class OneByOne:
         self, clients: Sequence[Client], state: RunState
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
-        loads = [list(_loads(pieces_of(client))) for client in clients]
+        loads = [list(_loads(pieces_of(client, self._plan.score_train))) for client in clients]
         each = [(client, load) for client, own in zip(clients, loads, strict=True) for load in own]
         done = self._pool.ordered(
             lambda rep, load: score_pieces(self._plan, rep, *load, state), each
@@ -333,7 +333,10 @@ class EmbeddedEngine:
         records, refusals = round_records(plan, state.round, report), report.refusals
         notes: list[str] = []
         if plan.evaluates(state.round):
-            state, scores, unscored = self._evaluated(state)
+            trained = {*report.losses, *(refusal.client for refusal in report.refusals)}
+            everyone = plan.score_all or state.round == plan.training.rounds
+            here = [c for c in self._clients if everyone or c.name in trained]
+            state, scores, unscored = self._evaluated(state, here)
             records, refusals = records + scores, refusals + unscored
             notes += untrained_notes(plan, state.round, [*state.untrained])
         notes += [f"round {state.round}: {r.client}: {r.reason}" for r in refusals]
@@ -351,15 +354,17 @@ class EmbeddedEngine:
         here = {client.name: client for client in self._clients}
         return self._crew.train([here[client.name] for client in chosen], state)
 
-    def _evaluated(self, state: RunState) -> tuple[RunState, list[Record], list[Refusal]]:
-        """Score all clients; those that have not trained get statistics of their own data."""
-        waiting = [client for client in self._clients if client.name in state.untrained]
+    def _evaluated(
+        self, state: RunState, clients: Sequence[Client]
+    ) -> tuple[RunState, list[Record], list[Refusal]]:
+        """Score clients; those that have not trained get statistics of their own data."""
+        waiting = [client for client in clients if client.name in state.untrained]
         names = [client.name for client in waiting]
         found = dict(zip(names, self._crew.measure(waiting, state), strict=True))
         failed = [one for one in found.values() if isinstance(one, Refusal)]
         packs = {name: one for name, one in found.items() if isinstance(one, Pack)}
         state = replace(state, untrained={**state.untrained, **packs})
-        able = [c for c in self._clients if c.name not in found or c.name in packs]
+        able = [c for c in clients if c.name not in found or c.name in packs]
         scores, unscored = self._crew.score(able, state)
         said = [untrained_record(self.plan, state.round, c.name, c.domain) for c in waiting]
         return state, said + scores, failed + unscored

@@ -58,12 +58,14 @@ class Split:
         augment: A change of each training batch, drawn from the generator it is given.
         groups: A whole number a sample; samples that share it belong together (the windows of one
             subject), so that groups can be scored and are never divided. None: each on its own.
+        device: Where batches go; the samples stay where they are.
     """
 
     x: Tensor
     y: Tensor
     augment: Augment | None = None
     groups: Tensor | None = None
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
 
     def __len__(self) -> int:
         return len(self.y)
@@ -87,11 +89,6 @@ class Split:
         return self.y[:1]
 
     @property
-    def device(self) -> torch.device:
-        """Where batches are."""
-        return self.y.device
-
-    @property
     def source(self) -> object:
         """The same object for splits of the same samples."""
         return self.x
@@ -100,7 +97,7 @@ class Split:
         """Take some samples as they are."""
         if isinstance(index, slice):
             return self.x[index], self.y[index]
-        index = index.to(self.device)
+        index = index.to(self.y.device)
         return self.x.index_select(0, index), self.y.index_select(0, index)
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
@@ -112,7 +109,7 @@ class Split:
             (tensor([[-1.,  1.]]), tensor([1]))
         """
         x, y = self.raw(index)
-        return scaled(x), widened(y)
+        return scaled(x.to(self.device)), widened(y.to(self.device))
 
     def stream(
         self, order: Iterable[Tensor | slice], seed: int = 0, per_pass: int = 0
@@ -126,9 +123,8 @@ class Split:
         return replace(self, x=self.x[index], y=self.y[index], groups=groups)
 
     def to(self, device: torch.device | str) -> Split:
-        """Move to a device."""
-        groups = None if self.groups is None else self.groups.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), groups=groups)
+        """Let batches go to a device."""
+        return replace(self, device=torch.device(device))
 
     def plain(self) -> Split:
         """Without augmentation."""

@@ -163,6 +163,8 @@ class Plan:
         seed: Decides everything that is random.
         setting: The name of this point of a sweep.
         evaluate_every: Score each client every so many rounds, and at the end.
+        score_all: Whether those are scored that do not take part in a round; all are at the end.
+        score_train: Whether training data is scored too.
         task: What models learn: the loss, and what is measured.
         engine: Clients one by one (`plain`), or small dense models in stacks (`batched`).
     """
@@ -174,6 +176,8 @@ class Plan:
     seed: int = 0
     setting: str = "default"
     evaluate_every: int = 1
+    score_all: bool = True
+    score_train: bool = True
     task: Task = CLASSIFICATION
     engine: Literal["plain", "batched"] = "plain"
 

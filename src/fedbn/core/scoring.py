@@ -98,9 +98,10 @@ class Piece:
 Scored = list[PartScore] | Refusal
 
 
-def splits_of(client: Client) -> Iterator[tuple[str, str, AnySplit]]:
+def splits_of(client: Client, train: bool = True) -> Iterator[tuple[str, str, AnySplit]]:
     """What a client is scored on: the split's name, its domain and its samples."""
-    yield "train", client.domain, client.train
+    if train:
+        yield "train", client.domain, client.train
     if client.valid is not None:
         yield "valid", client.domain, client.valid
     for domain, test in client.tests.items():
@@ -136,11 +137,11 @@ def untrained_notes(plan: Plan, round: int, names: Sequence[str]) -> list[str]:
     ]
 
 
-def pieces_of(client: Client) -> list[Piece]:
+def pieces_of(client: Client, train: bool = True) -> list[Piece]:
     """Cut all that a client is scored on."""
     return [
         Piece(name, domain, data, part)
-        for name, domain, data in splits_of(client)
+        for name, domain, data in splits_of(client, train)
         for part in parts(data)
     ]
 
@@ -178,7 +179,7 @@ def put_together(
             return one
         every += one
     records, left = [], iter(every)
-    for name, domain, data in splits_of(client):
+    for name, domain, data in splits_of(client, plan.score_train):
         score = scored(plan.task, data, [next(left) for _ in parts(data)])
         records += score_records(plan, round, client, name, domain, score)
     return records
@@ -188,7 +189,7 @@ def score_client(
     plan: Plan, replica: Replica, client: Client, state: RunState
 ) -> list[Record] | Refusal:
     """Score a client's joined model on its train, validation and test data."""
-    found = score_pieces(plan, replica, client, pieces_of(client), state)
+    found = score_pieces(plan, replica, client, pieces_of(client, plan.score_train), state)
     return put_together(plan, client, [found], state.round)
 
 

@@ -30,6 +30,7 @@ from fedbn.fast.stacked_training import unbatchable, unknown_rules
 from fedbn.tasks.making import TaskChoice
 
 _WORTH_STACKING = 10
+_MANY = 1000  # clients
 EngineName = Literal["plain", "batched"]
 
 
@@ -92,6 +93,9 @@ class Planner:
                 f"there are {plan.clients_a_round}"
             )
         named = named_files(experiment.model.weights, experiment.model)
+        if not plan.score_all and experiment.evaluation.clients is None:
+            count = len(federation.clients)
+            named.append(f"{count:,} clients: those that take part are scored, all at the end")
         self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
         return plan
 
@@ -146,10 +150,21 @@ def plan_of(
         seed=job.seed,
         setting=job.setting.name,
         evaluate_every=experiment.evaluation.every,
+        score_all=_scores_all(experiment, federation),
+        score_train=experiment.evaluation.train,
         task=task_of(experiment, federation, task),
     )
     plan.check(experiment.method.allow_no_batchnorm)
     return plan
+
+
+def _scores_all(experiment: Experiment, federation: Federation) -> bool:
+    """Whether clients that rest are scored: of many not, unless rounds are compared by scores."""
+    evaluation = experiment.evaluation
+    if evaluation.clients is None:
+        chooses = evaluation.report == "best" or isinstance(experiment.method.mu, list)
+        return chooses or len(federation.clients) <= _MANY
+    return evaluation.clients == "all"
 
 
 def _said(section: DataSection, federation: Federation) -> list[str]:

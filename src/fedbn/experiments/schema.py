@@ -199,6 +199,10 @@ class EvaluationSection(Section):
     """`[evaluation]`: when and on what clients are scored."""
 
     every: int = Field(1, ge=1, description="score every so many rounds, and at the end")
+    clients: Literal["all", "taking part"] | None = Field(
+        None, description="whom; at the end all. Unless given, all up to 1,000 clients"
+    )
+    train: bool = Field(True, description="score training data too, beside the loss seen on it")
     validation: float = Field(
         0.0, ge=0, lt=1, description="share of training data held out for choosing"
     )
@@ -294,6 +298,11 @@ class Experiment(Section):
             raise ValueError(
                 "evaluation.report = 'best', training.patience and a list for method.mu choose on "
                 "validation data: set evaluation.validation, for example to 0.2"
+            )
+        if chooses and self.evaluation.clients == "taking part":
+            raise ValueError(
+                "evaluation.clients = 'taking part' excludes choosing on validation data, which "
+                "compares rounds of the same clients"
             )
         for name, values in (("methods", self.methods), ("seeds", self.seeds)):
             if len(set(values)) < len(values):

@@ -262,7 +262,7 @@ def score_stack(
 ) -> list[Record]:
     """Score a stack of clients on their train, validation and test data."""
     stack.load(state.shared, [state.scored_with(client.name) for client in clients])
-    asked = [list(splits_of(client)) for client in clients]
+    asked = [list(splits_of(client, plan.score_train)) for client in clients]
     found: list[list[Record]] = [[] for _ in clients]
     for at in zip_longest(*asked):
         scores = _scores(plan.task, stack, [None if one is None else one[2] for one in at])
