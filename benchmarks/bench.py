@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.baseline import Apart
+from benchmarks.commands import commands, engine, sharing
 from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
 from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.engine import cores
@@ -220,7 +221,7 @@ import sys, time
 from functools import partial
 from benchmarks.bench import Ours, pictures
 from benchmarks.measuring import peak_memory
-from fedbn.models.digit_cnn import digit_cnn
+from fedbn.models.networks import digit_cnn
 federation = pictures(int(sys.argv[1]), 64, 4, 28)
 ours = Ours(federation, partial(digit_cnn, 10, (3, 28, 28)))
 for _ in range(3):  # until what the threads hold at once has been at its most
@@ -244,7 +245,7 @@ _STACKED = """
 from functools import partial
 from benchmarks.bench import Ours, vectors
 from benchmarks.measuring import peak_memory
-from fedbn.models.abide_net import abide_net
+from fedbn.models.networks import abide_net
 federation = vectors(1000, 32, 5995)
 ours = Ours(federation, partial(abide_net, 2, (5995,)), engine="batched")
 for _ in range(2):
@@ -320,6 +321,9 @@ ROWS: dict[str, Callable[[float], list[Row]]] = {
     "clients": clients,
     "aggregation": aggregation,
     "starting": starting,
+    "commands": commands,
+    "engine": engine,
+    "folder": sharing,
 }
 
 

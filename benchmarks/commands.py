@@ -1,0 +1,144 @@
+"""Rows of the benchmark for whole commands, from a process's start to its end.
+
+The work of the first rows: `--model mlp`, 64 samples of 32 features and 10 classes a client from
+npz files on disk, FedAvg and FedBN, one seed, 20 rounds, every round scored, with run folder, table
+and picture.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measuring import Row, seconds
+
+FEATURES, CLASSES, TRAIN, TEST, ROUNDS = 32, 10, 64, 16, 20
+
+
+def site(number: int) -> dict[str, np.ndarray]:
+    """One client's arrays; all classes are there."""
+    draws = np.random.default_rng(number)
+    made = {}
+    for name, count in (("train", TRAIN), ("test", TEST)):
+        labels = draws.integers(0, CLASSES, count)
+        labels[:CLASSES] = range(CLASSES)
+        made[f"{name}_x"] = draws.normal(size=(count, FEATURES)).astype("float32")
+        made[f"{name}_y"] = labels
+    return made
+
+
+def write_sites(folder: Path, clients: int) -> Path:
+    """Write one npz file a client."""
+    folder.mkdir(parents=True)
+    for number in range(clients):
+        np.savez(folder / f"client-{number:05d}.npz", **site(number))
+    return folder
+
+
+def fedbn(*words: object) -> None:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "fedbn", *map(str, words)]
+    subprocess.run(command, capture_output=True, check=True)
+
+
+@contextmanager
+def trained(clients: int, *more: object) -> Iterator[tuple[Row, Path]]:
+    """Time `fedbn run`; gives the row and the run folder while it is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        data, run = write_sites(Path(folder) / "data", clients), Path(folder) / "run"
+        words = ["run", "--data", data, "--model", "mlp", "--method", "fedavg", "--method", "fedbn"]
+        words += ["--seed", 0, "--rounds", ROUNDS, "--out", run, *more]
+        row = Row(f"fedbn run, {clients:,} clients", "s")
+        row.ours = [seconds(lambda: fedbn(*words))]
+        yield row, run
+
+
+def commands(peak: float) -> list[Row]:
+    """Whole commands: the demo, 200 and 1,000 clients, a report, a resume, 10,000 clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        demo = Row("fedbn run on the demo, one seed", "s")
+        demo.ours = [seconds(lambda: fedbn("run", "--seed", 0, "--out", Path(folder) / "demo"))]
+    rows = [demo]
+    with trained(200) as (row, run):
+        report = Row("fedbn report, 200 clients", "s", ours=[seconds(lambda: fedbn("report", run))])
+        resume = Row("fedbn resume, 200 clients, finished", "s")
+        resume.ours = [seconds(lambda: fedbn("resume", run))]
+        rows += [row, report, resume]
+    with trained(1000) as (row, _):
+        rows.append(row)
+    with trained(10_000, "--set", "training.participation=0.01", "--method", "fedbn") as (row, _):
+        row.name, row.note = "fedbn run, 10,000 clients, 1 %", "all scored at the end"
+        rows.append(row)
+    return rows
+
+
+def engine(peak: float) -> list[Row]:
+    """A round of 1,000 small clients beside eager `torch.func.vmap` on the same arrays."""
+    from contextlib import closing
+    from functools import partial
+
+    import torch
+
+    from benchmarks.bench import Ours
+    from benchmarks.measuring import interleaved
+    from benchmarks.vmap_round import VmapLoop
+    from fedbn.core.federation import Client, Federation, Split
+    from fedbn.models.networks import mlp
+
+    def split(given: dict[str, np.ndarray], name: str) -> Split:
+        return Split(*(torch.from_numpy(given[f"{name}_{part}"]) for part in "xy"))
+
+    sites = {f"c{number}": site(number) for number in range(1000)}
+    clients = tuple(
+        Client(name, "d", split(given, "train"), {"d": split(given, "test")})
+        for name, given in sites.items()
+    )
+    federation = Federation("vectors", clients, tuple("0123456789"))
+    build = partial(mlp, CLASSES, (FEATURES,))
+    row = Row("MLP, 1,000 clients: eager vmap", "s a round", note="the peer in place of plain")
+    with closing(Ours(federation, build, engine="batched")) as ours:
+        return [interleaved(row, VmapLoop(clients, build).round, ours.round, 9)]
+
+
+def sharing(peak: float) -> list[Row]:
+    """What the run folder takes of a round, 50 and 1,000 clients."""
+    return [_share(clients) for clients in (50, 1000)]
+
+
+def _share(clients: int) -> Row:
+    code = """
+import sys, tempfile, time
+from functools import partial
+from pathlib import Path
+from benchmarks.bench import vectors
+from fedbn.core.plan import Plan, Training
+from fedbn.experiments.runner import Writer, run_plan
+from fedbn.methods.paper import fedbn
+from fedbn.models.networks import mlp
+plan = Plan(fedbn(), vectors(int(sys.argv[1]), 64, 32), partial(mlp, 2, (32,)),
+            Training(rounds=60, batch_size=32), engine="batched")
+spent = 0.0
+with tempfile.TemporaryDirectory() as folder:
+    writer = Writer(Path(folder))
+    def write(event):
+        global spent
+        begin = time.perf_counter()
+        writer(event)
+        spent += time.perf_counter() - begin
+    begin = time.perf_counter()
+    run_plan(plan, write)
+    print(100 * spent / (time.perf_counter() - begin))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(clients)], capture_output=True, text=True, check=True
+    )
+    note = "checkpoints and records; 60 rounds"
+    return Row(
+        f"run folder's share, {clients:,} clients", "%", ours=[float(found.stdout)], note=note
+    )
