@@ -21,9 +21,10 @@ from fedbn.report.document import (
 )
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Row, Summary, reached
 from fedbn.results.comparison import changes
+from fedbn.results.result_table import condensed, readable
 from fedbn.text import bytes_said, counted, spread
 
-_MOST_COLUMNS, _MOST_ROWS, _AT_AN_END = 9, 40, 10
+_MOST_COLUMNS, _MOST_ROWS = 9, 40
 
 
 def glance(scores: Scores) -> list[Part]:
@@ -95,28 +96,18 @@ def _tables(summary: Summary) -> list[Part]:
     if len(columns) <= _MOST_COLUMNS:
         body = [[Cell(row.label), *(cell(row, c) for c in columns)] for row in rows]
         return [table(f"Test {summary.metric.title}", ["method", *columns], body)]
-    names, said = _some_clients(summary)
-    body = [[Cell(name), *(cell(row, name) for row in rows)] for name in (MEAN, *names)]
-    header = ["client", *(row.label for row in rows)]
-    head = f"Test {summary.metric.title}"
-    return [*([Text(said)] if said else []), table(head, header, body)]
-
-
-def _some_clients(summary: Summary) -> tuple[list[str], str]:
-    """All clients, or of very many those at both ends."""
-    names = [c for c in summary.columns if c != MEAN]
+    header, head = ["client", *(row.label for row in rows)], f"Test {summary.metric.title}"
+    names = [MEAN, *(name for name in columns if name != MEAN)]
+    body = [[Cell(name), *(cell(row, name) for row in rows)] for name in names]
     if len(names) <= _MOST_ROWS:
-        return names, ""
-    last = summary.rows[-1]
-    ordered = (
-        sorted((c for c in names if c in last.cells), key=lambda name: last.cells[name].mean)
-        or names
-    )
-    said = (
-        f"Of {len(names):,} clients, the {_AT_AN_END} with the lowest and the {_AT_AN_END} with "
-        f"the highest {summary.metric.words} under {last.label}; metrics.jsonl has all."
-    )
-    return [*ordered[:_AT_AN_END], *ordered[-_AT_AN_END:]], said
+        return [table(head, header, body)]
+    every = table(f"{head}: all {len(names) - 1:,} clients", header, body, folded=True)
+    grid = readable(condensed(summary), 0)
+    spread_out = [
+        [Cell(name), *(Cell(*shown) for shown in row)]
+        for name, row in zip(grid.rows, grid.cells, strict=True)
+    ]
+    return [table(head, ["", *grid.columns], spread_out), every]
 
 
 _MOST_PANELS, _MOST_BARS = 11, 30

@@ -220,10 +220,34 @@ class ScoreTable:
             measure: What; the run's own metric on test data unless given.
             keys: Which methods and settings; all unless given.
         """
-        measure = measure or Measure("test", self.metric.name)
+        measure = measure or self._own
         chosen = self.histories if keys is None else keys
         found = {key: self._values(key, column, measure) for key in chosen}
         return [_curve(key.label, by_round) for key, by_round in found.items() if by_round]
+
+    def quartiles(self) -> dict[str, list[tuple[int, float, float]]]:
+        """How clients spread: by method, each round with the lower and the upper quartile.
+
+        Of each client its mean over seeds; rounds in which fewer than two were scored are left out.
+        """
+        found: dict[str, list[tuple[int, float, float]]] = {}
+        for key, histories in self.histories.items():
+            seen: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+            for history in histories.values():
+                for round, values in history.numbers.get(self._own, {}).items():
+                    for name in values.keys() - {MEAN}:
+                        seen[round][name].append(values[name])
+            spreads = {r: [statistics.fmean(v) for v in seen[r].values()] for r in sorted(seen)}
+            found[key.label] = []
+            for round, means in spreads.items():
+                if len(means) > 1:
+                    low, _, high = statistics.quantiles(means, n=4, method="inclusive")
+                    found[key.label].append((round, low, high))
+        return found
+
+    @property
+    def _own(self) -> Measure:
+        return Measure("test", self.metric.name)
 
     def _values(self, key: Key, column: str, measure: Measure) -> dict[int, list[float]]:
         found: dict[int, list[float]] = defaultdict(list)

@@ -22,7 +22,6 @@ from matplotlib.lines import Line2D
 
 from fedbn.results import NAMES, colours
 from fedbn.results.aggregate import MEAN, Curve, ScoreTable
-from fedbn.text import spread
 
 COLUMN, PAGE = 3.3, 6.8
 DOMAINS = {
@@ -155,6 +154,7 @@ def titled(axis: Axes, name: str) -> None:
 
 
 _MEAN = "mean of clients"
+_WORST = 5
 _MOST = 11  # clients; with their mean four lines of three, because a panel takes a second to draw
 _MARKS = 8
 
@@ -162,24 +162,33 @@ _MARKS = 8
 def draw_curves(table: ScoreTable, file: Path) -> None:
     """Draw one panel a client and one for their mean: the mean over seeds, shaded ± one std.
 
-    Of many clients some are drawn, evenly from the worst at the end to the best.
+    Of many clients the worst are drawn, and their mean with the quartiles of all clients.
     """
-    chosen = _chosen(table)
+    chosen, many = _chosen(table), len(table.columns) > _MOST
     drawn = {name: curves for name in chosen if (curves := table.curves(name))}
     if not drawn:
         return
-    if mean := table.curves(MEAN):
+    if (mean := table.curves(MEAN)) or many:
         drawn[_MEAN] = mean
     with styled():
         figure = _curves(drawn, "round", f"test {table.metric.title}", sharey=True)
-        if len(chosen) < len(table.columns):
-            some = f"{len(chosen)} of {len(table.columns):,} clients, the worst first"
-            figure.legends[0].set_title(f"{some}, and the mean of all")
+        if many:
+            _shade(figure.axes[len(drawn) - 1], table)
+            some = f"the {len(chosen)} worst of {len(table.columns):,} clients"
+            figure.legends[0].set_title(f"{some}, and the mean and quartiles of all")
         saved(figure, file, kinds=[file.suffix])
 
 
+def _shade(axis: Axes, table: ScoreTable) -> None:
+    """Shade from the lower to the upper quartile of clients."""
+    spreads = table.quartiles()
+    for label, look in looks([*spreads]).items():
+        rounds, low, high = ([one[i] for one in spreads[label]] for i in range(3))
+        axis.fill_between(rounds, low, high, color=look["color"], alpha=0.18, lw=0)
+
+
 def _chosen(table: ScoreTable) -> list[str]:
-    """All clients in their order; of too many, some evenly over their ranks, the worst first."""
+    """All clients in their order; of too many, the worst."""
     if len(table.columns) <= _MOST:
         return list(table.columns)
     scores = table.scores().values()
@@ -187,7 +196,7 @@ def _chosen(table: ScoreTable) -> list[str]:
     def end(name: str) -> float:
         return statistics.fmean([v for own in scores for v in own.get(name, {}).values()] or [0.0])
 
-    return spread(sorted(table.columns, key=end, reverse=not table.metric.higher), _MOST)
+    return sorted(table.columns, key=end, reverse=not table.metric.higher)[:_WORST]
 
 
 def draw_curves_over_epochs(
