@@ -86,7 +86,7 @@ def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
         quicken()
         for method in METHODS:
             raw = {**RAW, "methods": [method]}
-            run = server_app.run_folder(folder, method)
+            run = server_app.run_folder(folder, method.replace("+", "-"))
             limits = Limits(wait=120, round=120)
             service = Service(folder.read().id, sites_of(folder), run, limits=limits)
             with server_app.begun(run, raw), grid_of(folder) as grid:
@@ -95,7 +95,7 @@ def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
     for method in METHODS:
         raw = {**RAW, "methods": [method]}
         plan, wanted, records = in_one_process(raw, digits())
-        run = server_app.run_folder(folder, method)
+        run = server_app.run_folder(folder, method.replace("+", "-"))
         place = run.job(*jobs(checked(raw))[0].key)
         found, _ = checkpoints.newest(place, replace(initial_state(plan), local={}))
         for name, value in wanted.shared.state.items():
