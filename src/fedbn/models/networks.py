@@ -17,7 +17,16 @@ from torch import nn
 
 from fedbn.errors import ConfigError, unknown
 
-__all__ = ["abide_net", "alexnet", "digit_cnn", "mlp", "small_cnn", "two_layer"]
+__all__ = ["abide_net", "alexnet", "digit_cnn", "logistic", "mlp", "small_cnn", "two_layer"]
+
+
+def logistic(classes: int, input_shape: tuple[int, ...], batchnorm: bool = True) -> nn.Module:
+    """Build one dense layer, BatchNorm before it; a logistic model."""
+    inputs = prod(input_shape)
+    layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
+    if batchnorm:
+        layers.append(nn.BatchNorm1d(inputs))
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
 
 
 def mlp(classes: int, input_shape: tuple[int, ...], hidden: Sequence[int] = (64, 32)) -> nn.Module:
