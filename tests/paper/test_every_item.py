@@ -80,8 +80,10 @@ def test_an_item_runs_for_two_rounds(name: str, tmp_path: Path) -> None:
 
 def _on_embedded_data(name: str, folder: Path) -> Path:
     """Copy an item and change it, as a user does, so that it needs no files."""
-    raw = read_toml(configuration.find(name))
-    raw["quick"].pop("data")
+    raw = {
+        k: v for k, v in read_toml(configuration.find(name)).items() if k not in ("task", "sweep")
+    }
+    raw["quick"].pop("data", None)
     tiny = {"data": {"name": "digits_mini", "percent": 10}, "model": {"name": "small_cnn"}}
     file = folder / f"{name}.toml"
     file.write_text("# Mine\n" + tomli_w.dumps(changed(raw, tiny)), encoding="utf-8")
