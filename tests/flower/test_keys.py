@@ -54,7 +54,7 @@ def test_no_private_key_of_a_site_is_ever_at_the_server(fed: FederationFolder) -
     bundle = read_bundle(fed.bundle("nyu"))
     assert (bundle.key, bundle.site, bundle.address) == (b"", "nyu", "server.example:9092")
     assert credentials.authority_fingerprint(bundle.ca) in said
-    own = credentials.public_bytes(credentials.read_key(Path("nyu/site.key")))
+    own = credentials.public_bytes(credentials.read_key(Path("nyu/site.key").read_bytes()))
     assert fed.keys() == {own: "nyu"}
 
 

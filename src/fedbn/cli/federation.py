@@ -14,7 +14,14 @@ from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
 from fedbn.flower import preflight, server_app, site_app
-from fedbn.flower.credentials import authority_fingerprint, read_bundle
+from fedbn.flower.audit_log import AuditLog
+from fedbn.flower.credentials import (
+    authority_fingerprint,
+    fingerprint as fingerprint_of,
+    public_bytes,
+    read_bundle,
+    read_key,
+)
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import follow
 from fedbn.flower.internals_server import Control, set_environment
@@ -117,6 +124,7 @@ def join(
     given = known_authority(given, home, fingerprint)
     if address is not None:
         given = replace(given, address=address)
+    key = read_key(given.key)
     options = SiteOptions(
         given.site,
         site_app.data_section(data, settings or ()),
@@ -127,7 +135,9 @@ def join(
         weights=weights,
         policy=_policy(policy, home),
         home=home,
+        log=AuditLog(home / "log.jsonl", key),
     )
+    options.log.write("joined", key=fingerprint_of(public_bytes(key)), address=given.address)
     if parent is not None:
         follow(parent)  # ends with the process that started this one
     with Stopper() as stop:

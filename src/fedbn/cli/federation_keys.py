@@ -11,12 +11,13 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
-from fedbn.errors import ConfigError
-from fedbn.flower import credentials, server_app
+from fedbn.errors import ConfigError, FedbnError
+from fedbn.flower import audit_log, credentials, server_app
 from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import FederationFolder, write_private
 from fedbn.flower.internals_server import set_environment
 from fedbn.runs.folder import check_name, write_atomically
+from fedbn.runs.metrics import append
 
 app = console.commands()
 
@@ -45,7 +46,9 @@ def request(
         )
         raise ConfigError(f"{home}: {hint}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key, old = credentials.make_key(), credentials.read_key(place) if rotate else None
+    key, old = credentials.make_key(), credentials.read_key(place.read_bytes()) if rotate else None
+    if old is not None:  # what it signed in the log is still its own
+        append(home / "earlier.pub", credentials.public_bytes(old))
     write_atomically(Path(f"{site}.request"), credentials.make_request(site, key, old), ConfigError)
     write_private(place, credentials.ssh_private_bytes(key))
     emit(f"{site}.request: send this to the server; {place} stays here")
@@ -89,7 +92,53 @@ def rotate(
     """
     folder = FederationFolder(fed.resolve())
     folder.renew(host)
+    server_app.own_log(folder).write("rotated", host=folder.read().host)
     emit(f"{folder.certificate} and {folder.secret} are new; start the server again")
+
+
+@app.command(epilog="Example: fedbn federation log nyu --verify")
+def log(
+    what: Annotated[Path, typer.Argument(metavar="FED|SITE", help="Whose log.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Look for lines that were changed, removed or moved.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The other side's log: is this one's end still there?"),
+    ] = None,
+) -> None:
+    """Show what was asked, sent and refused, one JSON line an event; or verify it."""
+    home = what if what.is_dir() else what.resolve().with_suffix("")
+    file = home / "log.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"{file}: no log here")
+    if not verify and against is None:
+        emit(file.read_text(encoding="utf-8"), end="")
+        return
+    wrong = audit_log.verify(file, _owner_keys(home))
+    if against is not None:
+        known = audit_log.mentioned(against)
+        heard = known.get(home.name, set()) | known.get("server", set())
+        lost = len(heard - audit_log.line_hashes(file))
+        wrong += [f"{lost} hash(es) that {against} heard of are not here: cut off"] if lost else []
+    for text in wrong:
+        emit(f"WRONG  {text}")
+    if wrong:
+        raise FedbnError(f"{file}: not what its owner wrote")
+    emit(f"ok     {file}: every line follows the one before it and is signed")
+
+
+def _owner_keys(home: Path) -> list[bytes]:
+    """The public keys that may have signed a log: the authority's, or a site's, earlier too."""
+    if (home / "federation.toml").is_file():
+        return [credentials.authority_key((home / "ca.crt").read_bytes())]
+    own = credentials.public_bytes(credentials.read_key((home / "site.key").read_bytes()))
+    earlier = home / "earlier.pub"
+    text = earlier.read_text() if earlier.is_file() else ""
+    return [own, *(f"{part}{_END}".encode() for part in text.split(_END) if part.strip())]
+
+
+_END = "-----END PUBLIC KEY-----\n"
 
 
 def confirmed(given: str | None, found: str, whose: str) -> None:

@@ -190,7 +190,9 @@ def _see_to_end(
     sites = partial(server_app.expected_sites, folder, least)
     sites()  # refuses a wrong number at once
     with Stopper() as stop, server_app.begun(place, raw):
-        service = Service(folder.read().id, sites, place, tell, limits, stop)
+        log = server_app.own_log(folder)
+        log.write("run", run=name)
+        service = Service(folder.read().id, sites, place, tell, limits, stop, log)
         try:
             server_app.run(folder, raw, service, where)
         except Interrupted as error:

@@ -68,6 +68,7 @@ _COMMANDS = {
         "admit": "federation_keys",
         "revoke": "federation_keys",
         "rotate": "federation_keys",
+        "log": "federation_keys",
         "demo": "federation_run",
     },
 }

@@ -76,7 +76,9 @@ class Run:
         """Who writes a job down."""
         if job.key not in self.writers:
             experiment = job.setting.experiment
-            place, every = self.folder.job(*job.key), experiment.checkpoint.every
+            # Sites keep their BatchNorm of two rounds back, so the server may not be further back.
+            every = 1 if self.late_scores else experiment.checkpoint.every
+            place = self.folder.job(*job.key)
             best = self._metric() if experiment.evaluation.report == "best" else None
             self.writers[job.key] = Writer(place, best, self.late_scores, Pace(every))
         return self.writers[job.key]

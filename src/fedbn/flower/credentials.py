@@ -132,9 +132,14 @@ def fingerprint(public: bytes) -> str:
     return ":".join(found[place : place + 4] for place in range(0, 32, 4))
 
 
+def authority_key(ca: bytes) -> bytes:
+    """The public key that signs for a federation's server."""
+    return _public_pem(x509.load_pem_x509_certificate(ca).public_key())
+
+
 def authority_fingerprint(ca: bytes) -> str:
-    """The fingerprint of the key that signs for a federation's server."""
-    return fingerprint(_public_pem(x509.load_pem_x509_certificate(ca).public_key()))
+    """The fingerprint of that key."""
+    return fingerprint(authority_key(ca))
 
 
 def check_fingerprint(given: str, public: str, whose: str) -> None:
@@ -143,11 +148,11 @@ def check_fingerprint(given: str, public: str, whose: str) -> None:
         raise ConfigError(f"--fingerprint {given[:60]!r}: {whose} has {public}")
 
 
-def read_key(file: Path) -> Key:
-    """Read a site's private key."""
-    found = serialization.load_ssh_private_key(file.read_bytes(), None)
+def read_key(content: bytes) -> Key:
+    """Read a site's private key, as OpenSSH writes it."""
+    found = serialization.load_ssh_private_key(content, None)
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{file}: not a key of `fedbn federation request`")
+        raise ConfigError("not a key of `fedbn federation request`")
     return found
 
 

@@ -11,6 +11,7 @@ FED/
   sites/NAME.revoked  the public key of a site that is out for good
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
   superlink.db        Flower's database
+  log.jsonl           what was asked, sent and refused, and what happened to keys
   runs/               one run folder a run
 ```
 """
@@ -63,6 +64,7 @@ class FederationFolder:
         self.secret = path / "operator.secret"
         self.samples = path / "samples.toml"
         self.database = path / "superlink.db"
+        self.log = path / "log.jsonl"
         self.runs = path / "runs"
         self.home = path / "flower"
 

@@ -97,6 +97,7 @@ class Order(_Document):
         scores: Whether to score the state that is sent.
         last: Whether the run ends with this message.
         best: The best round so far, where the best one is to be used; 0 for the last.
+        log: The newest hash of the server's log.
     """
 
     kind: Literal["hello", "report", "train", "score", "end"]
@@ -119,6 +120,7 @@ class Order(_Document):
     scores: bool = False
     last: bool = False
     best: int = 0
+    log: Sha256 = ""
 
 
 class Score(_Document):
@@ -182,6 +184,7 @@ class Answer(_Document):
         source: Where its local part came from: new, Flower's memory, its disk.
         seconds: How long training and scoring took.
         scores: The state that was sent, joined with its own local part, on its data.
+        log: The newest hash of its log.
     """
 
     round: int = Field(strict=True)
@@ -191,6 +194,7 @@ class Answer(_Document):
     source: Literal["fresh", "state", "disk"]
     seconds: float = Field(ge=0)
     scores: tuple[Score, ...] = Field((), max_length=1000)
+    log: Sha256 = ""
 
 
 class Sorry(_Document):
@@ -238,6 +242,23 @@ def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
     if name not in content.config_records or set(content.array_records) != set(arrays):
         raise Unreadable("the message's records are of the wrong type")
     return _parsed(content.config_records[name], expected)
+
+
+def what_is_in(content: RecordDict) -> dict[str, Any]:
+    """What a log says of a message: bytes, and the names and the hash of what is in its arrays."""
+    arrays = {
+        name: {
+            "entries": sorted(from_bytes(array.data)),
+            "sha256": hashlib.sha256(array.data).hexdigest(),
+        }
+        for name, record in content.array_records.items()
+        for array in record.values()
+    }
+    fields = {
+        name: sorted(json.loads(str(record.get(_TEXT, "{}"))))
+        for name, record in content.config_records.items()
+    }
+    return {"bytes": length(content), "fields": fields, "arrays": arrays}
 
 
 def length(content: RecordDict) -> int:

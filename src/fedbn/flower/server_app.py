@@ -28,7 +28,8 @@ from fedbn.experiments.planner import resolved
 from fedbn.experiments.runner import Note, Run, run_jobs
 from fedbn.experiments.schema import Experiment
 from fedbn.flower import messages
-from fedbn.flower.credentials import Request
+from fedbn.flower.audit_log import AuditLog
+from fedbn.flower.credentials import Request, fingerprint, read_authority
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
@@ -83,6 +84,7 @@ class Service:
         listener: Hears how it goes.
         limits: How long to wait.
         stop: Asked after each round; True ends the run with its state saved.
+        log: The server's log.
     """
 
     federation: str
@@ -91,6 +93,7 @@ class Service:
     listener: Listener = lambda event: None
     limits: Limits = field(default_factory=Limits)
     stop: Callable[[], bool] = lambda: False
+    log: AuditLog = field(default_factory=AuditLog)
 
 
 def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
@@ -104,12 +107,14 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
         order = order_of(job, service.federation, service.folder.path.name)
         here = Attendance(grid, order, service.expected, service.limits, note)
         here.muster()
-        made = FlowerEngine(here, job, order, note)
+        made = FlowerEngine(here, job, order, note, service.log)
         config = resolved(experiment, made.plan.federation)
         data = {name: member.model_dump() for name, member in made.members.items()}
         facts = {"data": data, "engine": "flower", "task": made.plan.task.facts()}
         found = environment_of(config, todo, Path.cwd(), **facts)
         notes = same_run(service.folder, found, come_and_go=True)
+        for name, hello in here.hellos.items():
+            service.log.write("takes part", site=name, experiment=hello.experiment)
         for text in [*notes, *remarks(made.plan)]:
             note(text)
         return made
@@ -245,9 +250,15 @@ def ask_reports(grid: Grid, order: Order, expected: Expected) -> tuple[dict[str,
     return contract, [*notes, *said]
 
 
+def own_log(folder: FederationFolder) -> AuditLog:
+    """The server's log, signed by the authority's key."""
+    return AuditLog(folder.log, read_authority(folder.ca_key, folder.ca).key)
+
+
 def admit(folder: FederationFolder, request: Request) -> Path:
     """Take in a site by its request; a server that is up learns its key at once."""
     replaced = folder.admit(request)
+    own_log(folder).write("admitted", site=request.site, key=fingerprint(request.key))
     with Control(folder) as control:
         if control.reachable():
             if replaced:
@@ -259,6 +270,7 @@ def admit(folder: FederationFolder, request: Request) -> Path:
 def revoke(folder: FederationFolder, site: str) -> None:
     """Put a site out; a run under way leaves it out from its next message on."""
     key = folder.revoke(site)
+    own_log(folder).write("revoked", site=site, key=fingerprint(key))
     with Control(folder) as control:
         if control.reachable():
             control.unregister(key)

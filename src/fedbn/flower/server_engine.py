@@ -37,6 +37,7 @@ from fedbn.errors import FedbnError
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
 from fedbn.flower import messages
+from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.membership import Attendance, Known
 from fedbn.flower.messages import Answer, Member, Order, federation_of, from_record, to_record
 from fedbn.flower.messaging import Letter, Mail, cost_of
@@ -95,13 +96,22 @@ class FlowerEngine:
         job: What is run.
         order: The part of every order that stays the same.
         note: Hears remarks as they come up: a round may wait for sites for long.
+        log: The server's log.
     """
 
     notes: Sequence[str] = ()
     repeatable = False  # sites keep their own rounds, and come and go
 
-    def __init__(self, here: Attendance, job: Job, order: Order, note: Callable[[str], None]):
+    def __init__(
+        self,
+        here: Attendance,
+        job: Job,
+        order: Order,
+        note: Callable[[str], None],
+        log: AuditLog | None = None,
+    ):
         self._here, self._job, self._hello, self._note = here, job, order, note
+        self._log = log or AuditLog()
         self._known = Known()
         self._cost: RoundCost | None = None
         self._scores: list[Record] = []
@@ -231,6 +241,7 @@ class FlowerEngine:
             "scores": scores,
             "last": last,
             "best": self._known.best[2],
+            "log": self._log.newest,
         }
         return self._order.model_copy(update=update)
 
@@ -244,9 +255,29 @@ class FlowerEngine:
             and (content := messages.put(order, **shared))
         }
         mail = self._here.ask(letters, group)
+        self._write_down(orders, letters, mail)
         for text in mail.strangers:
             self._note(text)
         return mail
+
+    def _write_down(
+        self, orders: Mapping[str, Order], letters: Mapping[str, Letter], mail: Mail
+    ) -> None:
+        """Log what was asked of each site, and what came."""
+        for name, letter in letters.items():
+            order = orders[name]
+            facts = {key: getattr(order, key) for key in ("run", "method", "seed", "round")}
+            sent = messages.what_is_in(letter.content)
+            self._log.write("asked", site=name, asked=order.kind, **facts, sent=sent)
+            came = mail.contents.get(name)
+            if came is None:
+                reason = mail.faults.get(name, "no answer")
+                self._log.write("no answer", site=name, **facts, reason=reason)
+                continue
+            extra = [part for part in (messages.SHARED, messages.AFFINE) if part in came]
+            with suppress(FedbnError):
+                facts["theirs"] = messages.get(came, Answer, *extra).log
+            self._log.write("came", site=name, **facts, came=messages.what_is_in(came))
 
     def _take_scores(self, mail: Mail, orders: Mapping[str, Order]) -> None:
         for name, order in orders.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import torch
 from flwr.app import Message, RecordDict
@@ -36,6 +37,7 @@ class Site:
     def __init__(self, options: SiteOptions):
         check_name(options.name, "site")
         self.options = options
+        self.log = options.log
         self._desks: dict[str, Desk] = {}
         self._contracted: tuple[ContractSection, Federation] | None = None
 
@@ -182,14 +184,29 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _asked(content: RecordDict) -> dict[str, Any]:
+    """What a log says of an order."""
+    try:
+        arrays = [messages.SHARED] if messages.SHARED in content else []
+        order = messages.get(content, Order, *arrays)
+    except FedbnError as error:
+        return {"asked": f"unreadable: {error}"[:500]}
+    named = {key: getattr(order, key) for key in ("run", "method", "seed", "round")}
+    return {"asked": order.kind, **named, "theirs": order.log}
+
+
 def reply(site: Site, message: Message, state: RecordDict) -> Message:
     """Answer a message; what goes wrong is said, not raised, so that the server can name it."""
+    about = _asked(message.content)
     try:
         content = site.answer(message.content, state)
+        site.log.write("answered", **about, sent=messages.what_is_in(content))
     except FedbnError as error:
+        site.log.write("refused", **about, reason=str(error)[:500])
         waiting = isinstance(error, messages.NotYet)
         content = messages.put(messages.Sorry(reason=str(error)[:2000], waiting=waiting))
     except Exception as error:
         log.debug("site %s failed", site.options.name, exc_info=True)
+        site.log.write("failed", **about, reason=reason(error)[:500])
         content = messages.put(messages.Sorry(reason=reason(error)[:2000]))
     return Message(content, reply_to=message)

@@ -12,7 +12,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from fedbn.experiments.planner import plan_of, resolved
 from fedbn.experiments.sources import task_of
 from fedbn.fast import speedups
 from fedbn.flower import messages
+from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
 from fedbn.flower.policy import OPEN, Policy
 from fedbn.runs import checkpoints, metrics
@@ -57,6 +58,7 @@ class SiteOptions:
         weights: Its copy of the experiment's `model.weights`; no other file is opened for that.
         policy: What it allows.
         home: Where the experiments lie that a person approved.
+        log: What was asked and what left the site.
     """
 
     name: str
@@ -68,6 +70,7 @@ class SiteOptions:
     weights: Path | None = None
     policy: Policy = OPEN
     home: Path | None = None
+    log: AuditLog = field(default_factory=AuditLog)
 
 
 class SiteRun:
@@ -344,6 +347,7 @@ class Desk:
             loss=loss,
             source=source,
             seconds=time.monotonic() - begun,
+            log=self._options.log.newest,
             scores=tuple(
                 Score(domain=r.domain, split=r.split, metric=r.metric, value=r.value) for r in told
             ),

@@ -1,0 +1,113 @@
+"""A log that an auditor can check: one JSON line an event, chained by hashes, signed by its owner.
+
+Every line names the sha256 of the line before it, so a changed, removed or moved line is found.
+Messages carry the sender's newest hash into the other's log: an end that was cut off is found by
+comparing two logs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedbn.flower.credentials import Key
+from fedbn.runs.metrics import append
+
+_SIGNED = ec.ECDSA(hashes.SHA384())
+
+
+class AuditLog:
+    """An owner's log.
+
+    Args:
+        file: Its lines; only ever appended to.
+        key: The owner's, which signs; without one nothing is written.
+    """
+
+    def __init__(self, file: Path | None = None, key: Key | None = None):
+        self._file, self._key = file, key
+        self.newest = _hash(lines[-1]) if file and (lines := _lines(file)) else ""
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Add an event."""
+        if self._file is None or self._key is None:
+            return
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        said = {"time": time, "event": event, **facts, "before": self.newest}
+        signature = self._key.sign(_text(said), _SIGNED).hex()
+        line = _text({**said, "signature": signature})
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        append(self._file, line + b"\n")
+        self.newest = _hash(line)
+
+
+def read(file: Path) -> Iterator[dict[str, Any]]:
+    """Give the events of a log, as they stand there."""
+    for line in _lines(file):
+        yield json.loads(line)
+
+
+def verify(file: Path, public: list[bytes]) -> list[str]:
+    """Say what is wrong with a log, by line; nothing where it is whole.
+
+    Args:
+        file: The log.
+        public: The owner's public keys; a rotated one signed earlier lines.
+    """
+    owners: list[Any] = [serialization.load_pem_public_key(key) for key in public]
+    wrong, before = [], ""
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            said = json.loads(line)
+            signature = bytes.fromhex(said.pop("signature"))
+        except (ValueError, KeyError, AttributeError) as error:
+            wrong.append(f"line {number}: not a line of a log ({error})")
+        else:
+            if said.get("before") != before:
+                wrong.append(f"line {number}: does not follow the line before it")
+            if not any(_signed(owner, signature, _text(said)) for owner in owners):
+                wrong.append(f"line {number}: changed, or not signed by the log's owner")
+        before = _hash(line)
+    return wrong
+
+
+def mentioned(file: Path) -> dict[str, set[str]]:
+    """The newest hashes that others sent, by who: what their own logs must hold."""
+    found: dict[str, set[str]] = {}
+    for said in read(file):
+        if said.get("theirs"):
+            found.setdefault(str(said.get("site", "server")), set()).add(str(said["theirs"]))
+    return found
+
+
+def line_hashes(file: Path) -> set[str]:
+    """The hash of every line."""
+    return {_hash(line) for line in _lines(file)}
+
+
+def _signed(owner: Any, signature: bytes, text: bytes) -> bool:
+    try:
+        owner.verify(signature, text, _SIGNED)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _lines(file: Path) -> list[bytes]:
+    return file.read_bytes().splitlines() if file.is_file() else []
+
+
+def _text(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

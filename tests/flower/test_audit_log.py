@@ -1,0 +1,155 @@
+"""What ever left a site stands in its log, and whoever changes the log is found out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+from flower_bench import RAW, SITES, Bench, FakeGrid
+from typer.testing import CliRunner
+
+from fedbn.cli.main import app
+from fedbn.errors import FedbnError
+from fedbn.experiments.configuration import checked
+from fedbn.flower import audit_log, credentials, messages
+from fedbn.flower.audit_log import AuditLog
+from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.membership import Expected
+from fedbn.flower.policy import Policy
+from fedbn.flower.server_app import Service, own_log, serve
+from fedbn.runs import checkpoints
+from fedbn.runs.folder import RunFolder
+
+
+def site_home(root: Path, name: str) -> Path:
+    home = root / name
+    home.mkdir(parents=True)
+    (home / "site.key").write_bytes(credentials.ssh_private_bytes(credentials.make_key()))
+    return home
+
+
+def log_of(home: Path) -> AuditLog:
+    return AuditLog(home / "log.jsonl", credentials.read_key((home / "site.key").read_bytes()))
+
+
+@pytest.fixture
+def logs(bench: Bench, tmp_path: Path) -> tuple[Path, dict[str, Path], FakeGrid]:
+    """A run whose server and sites keep logs."""
+    fed = FederationFolder(tmp_path / "fed")
+    fed.create("test", SITES, "127.0.0.1")
+    homes = {name: site_home(tmp_path / "homes", name) for name in SITES}
+    grid = FakeGrid([bench.site(name, log=log_of(home)) for name, home in homes.items()])
+    keys = {name.encode(): name for name in SITES}
+    expected = Expected(SITES, keys, len(SITES))
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    service = Service("fed", lambda: expected, folder, limits=bench.limits, log=own_log(fed))
+    serve(grid, checked(RAW), service)
+    return fed.path, homes, grid
+
+
+def events(home: Path) -> list[dict]:
+    return list(audit_log.read(home / "log.jsonl"))
+
+
+def verified(home: Path, *flags: str) -> str:
+    done = CliRunner().invoke(app, ["federation", "log", str(home), "--verify", *flags])
+    return done.output + str(done.exception or "")
+
+
+def test_a_site_sees_what_ever_left_it(logs) -> None:
+    _, homes, grid = logs
+    said = events(homes["photo"])
+    assert [(e["asked"], e["round"]) for e in said] == [
+        ("hello", 0), ("train", 1), ("train", 2), ("score", 2),
+    ]  # fmt: skip
+    answers = [answer.content for site, _, answer in grid.log if site == "photo"]
+    assert [e["sent"]["bytes"] for e in said] == [messages.length(one) for one in answers]
+    entries = said[1]["sent"]["arrays"]["shared"]["entries"]
+    assert entries
+    assert not [name for name in entries if "running" in name]
+    assert said[1]["sent"]["fields"]["answer"] == sorted(messages.Answer.model_fields)
+
+
+def test_the_server_knows_what_it_asked_and_what_came(logs) -> None:
+    fed, _, _ = logs
+    said = events(fed)
+    kinds = [(e["event"], e.get("site")) for e in said]
+    assert kinds[:2] == [("takes part", "plain"), ("takes part", "photo")]
+    assert kinds.count(("asked", "photo")) == kinds.count(("came", "photo")) == 3
+    assert "ok" in verified(fed)
+
+
+def changed(lines: list[bytes], how: str) -> list[bytes]:
+    if how == "a flipped byte":
+        return [lines[0], lines[1].replace(b"train", b"trair", 1), *lines[2:]]
+    if how == "a removed line":
+        return [lines[0], *lines[2:]]
+    return [lines[0], lines[2], lines[1], *lines[3:]]
+
+
+@pytest.mark.parametrize("how", ["a flipped byte", "a removed line", "two lines moved"])
+def test_a_changed_log_is_found_out(logs, how: str) -> None:
+    _, homes, _ = logs
+    home = homes["photo"]
+    assert "ok" in verified(home)
+    file = home / "log.jsonl"
+    file.write_bytes(b"\n".join(changed(file.read_bytes().splitlines(), how)) + b"\n")
+    assert "WRONG  line 2" in verified(home)
+
+
+def test_an_end_that_was_cut_off_is_found_by_the_other_sides_log(logs) -> None:
+    fed, homes, _ = logs
+    home = homes["photo"]
+    other = str(fed / "log.jsonl")
+    assert "ok" in verified(home, "--against", other)
+    file = home / "log.jsonl"
+    file.write_bytes(b"\n".join(file.read_bytes().splitlines()[:2]) + b"\n")
+    assert "ok" in verified(home)
+    assert "1 hash(es) that" in verified(home, "--against", other)
+
+
+def test_another_key_cannot_write_the_log_anew(logs) -> None:
+    _, homes, _ = logs
+    home, old = homes["photo"], events(homes["photo"])
+    (home / "log.jsonl").unlink()
+    forged = AuditLog(home / "log.jsonl", credentials.make_key())
+    forged.write("answered", asked=old[0]["asked"])
+    assert "not signed by the log's owner" in verified(home)
+
+
+def test_lines_that_a_rotated_key_signed_stay_good(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["federation", "request", "nyu"])
+    log_of(Path("nyu")).write("joined")
+    CliRunner().invoke(app, ["federation", "request", "nyu", "--rotate"])
+    log_of(Path("nyu")).write("joined")
+    assert "ok" in verified(Path("nyu"))
+
+
+def test_what_a_site_refuses_is_logged(bench: Bench, tmp_path: Path) -> None:
+    home = site_home(tmp_path, "photo")
+    policy = Policy(approval=False, methods=["fedavg"])
+    sites = [bench.site("plain"), bench.site("photo", policy=policy, log=log_of(home))]
+    with pytest.raises(FedbnError):
+        bench.run(FakeGrid(sites))
+    (said,) = events(home)
+    assert said["event"] == "refused"
+    assert "forbids method fedbn" in said["reason"]
+    assert json.dumps(said).count("/") == 0  # no path
+
+
+def test_the_server_is_never_further_back_than_sites_remember(bench: Bench) -> None:
+    raw = {**RAW, "training": {"rounds": 4, "local_steps": 1}}
+    folder = RunFolder(bench.root / "runs" / "run")
+    seen = []
+
+    def cost(one):
+        seen.append((one.round, checkpoints.rounds(folder.job("fedbn", "default", 0))[0][0]))
+
+    bench.run(bench.grid(), raw, costs=cost)
+    assert seen == [(number, number) for number in range(1, 5)]
