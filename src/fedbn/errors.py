@@ -54,6 +54,18 @@ class DataError(FedbnError):
     exit_code = 4
 
 
+class Misfit(DataError):  # noqa: N818
+    """Data that does not fit what all sites agreed on.
+
+    Attributes:
+        public: What another may be told of it: no path, no row, no value.
+    """
+
+    def __init__(self, text: str, public: str):
+        super().__init__(text)
+        self.public = public
+
+
 class TooFewClients(FedbnError):  # noqa: N818 - the name says what happened
     """A round was left with fewer clients than `training.min_clients` or its aggregator needs."""
 

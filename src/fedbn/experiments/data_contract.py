@@ -27,7 +27,7 @@ from fedbn.data.storage import subfolders
 from fedbn.data.table_columns import Column, is_number
 from fedbn.data.table_files import Table, is_missing, read_sites, read_table, table_files
 from fedbn.data.tables import TableOptions, table_federation
-from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.errors import ConfigError, DataError, Misfit, unknown
 from fedbn.experiments.schema import ColumnSection, ContractSection
 from fedbn.text import shown
 
@@ -80,7 +80,8 @@ def _folders(given: Options, contract: ContractSection, site: str | None) -> Fed
     sites = own_pictures(path, site)
     for name in folder_classes(sites):
         if name not in contract.classes:
-            raise DataError(f"{shown(path)}: folder {unknown('class', name, contract.classes)}")
+            text = f"{shown(path)}: folder {unknown('class', name, contract.classes)}"
+            raise Misfit(text, f"a folder that is no class: {name}")
     division = Division(given.get("test_share", 0.2), given.get("split_seed", 0))
     keep = "folders" if given.get("cache") else None
     reader = PictureReader(contract.size, contract.depth or DEPTH, keep)
@@ -166,7 +167,11 @@ def _checked(table: Table, contract: ContractSection, label: str) -> list[str]:
 
 
 def _column(table: Table, column: ColumnSection) -> list[str]:
-    found = table.column(column.name, "the contract")
+    if column.name not in table.columns:
+        has = ", ".join(table.columns)
+        text = f"{table.where}: no column {column.name!r} (the contract); it has {has}"
+        raise Misfit(text, f"no column {column.name!r}")
+    found = table.columns[column.name]
     cells = [
         (row, cell.strip())
         for row, cell in zip(table.rows, found, strict=True)
@@ -176,9 +181,11 @@ def _column(table: Table, column: ColumnSection) -> list[str]:
         where = f"{table.where}, row {row}, column {column.name!r}"
         if column.values is not None and cell not in column.values:
             known = ", ".join(column.values[:20])
-            raise DataError(f"{where}: {cell!r} is not a category of the contract: {known}")
+            text = f"{where}: {cell!r} is not a category of the contract: {known}"
+            raise Misfit(text, f"column {column.name!r} has a value that is no category")
         if column.values is None and not is_number(cell):
-            raise DataError(f"{where}: {cell!r} is not a number")
+            text = f"{where}: {cell!r} is not a number"
+            raise Misfit(text, f"column {column.name!r} has a value that is no number")
     return _outside(table, column, [float(cell) for _, cell in cells if column.range])
 
 
@@ -192,5 +199,6 @@ def _outside(table: Table, column: ColumnSection, values: Sequence[float]) -> li
     said = f"{table.where}: column {column.name!r}: {share:.1%} of its values lie outside the "
     said += f"contract's {low:g} to {high:g}{unit}"
     if share > _MOST_OUTSIDE:
-        raise DataError(f"{said}: another unit, or another column?")
+        public = f"column {column.name!r}: {share:.1%} of its values lie outside the range"
+        raise Misfit(f"{said}: another unit, or another column?", public)
     return [said] if share else []

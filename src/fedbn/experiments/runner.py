@@ -476,7 +476,8 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     lengths = {job.key: job.setting.experiment.training.total_rounds for job in todo}
     over = {key for key, one in writers.items() if one.finished(done[key], lengths[key])}
     left = [job for job in todo if job.key not in over]
-    on_cpu = all(device_of(job.setting.experiment.training) == "cpu" for job in left)
+    alone = run.workers == 1  # as at a federation's server, which has no sites' GPU
+    on_cpu = alone or all(device_of(job.setting.experiment.training) == "cpu" for job in left)
     beside = min(run.workers, len(left)) if on_cpu and run.apart else 1
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())

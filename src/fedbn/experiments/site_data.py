@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbn.core.federation import Client, Federation
-from fedbn.errors import DataError, unknown
+from fedbn.errors import Misfit, unknown
 from fedbn.experiments.data_contract import own_classes
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
@@ -46,4 +46,5 @@ def _own(federation: Federation, site: str) -> Client:
     if len(federation.clients) == 1:
         return replace(federation.clients[0], name=site)
     names = [client.name for client in federation.clients]
-    raise DataError(f"data {federation.name}: {unknown('site', site, names)}")
+    text = f"data {federation.name}: {unknown('site', site, names)}"
+    raise Misfit(text, f"its data has several clients, and unknown site {site!r}")

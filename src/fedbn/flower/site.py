@@ -16,7 +16,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
-from fedbn.errors import ConfigError, FedbnError, reason
+from fedbn.errors import ConfigError, DataError, FedbnError, Misfit, reason
 from fedbn.experiments.data_survey import SiteReport, report_of
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
@@ -184,6 +184,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def _public(error: FedbnError) -> str:
+    """Why not, as far as it is the server's business: nothing of a file, a row or a value."""
+    if not isinstance(error, DataError):
+        return str(error)[:2000]
+    said = f": {error.public}" if isinstance(error, Misfit) else ""
+    log.warning("%s", error)
+    return f"its data does not fit{said}; `fedbn federation check` at the site says more"[:2000]
+
+
 def _asked(content: RecordDict) -> dict[str, Any]:
     """What a log says of an order."""
     try:
@@ -204,7 +213,7 @@ def reply(site: Site, message: Message, state: RecordDict) -> Message:
     except FedbnError as error:
         site.log.write("refused", **about, reason=str(error)[:500])
         waiting = isinstance(error, messages.NotYet)
-        content = messages.put(messages.Sorry(reason=str(error)[:2000], waiting=waiting))
+        content = messages.put(messages.Sorry(reason=_public(error), waiting=waiting))
     except Exception as error:
         log.debug("site %s failed", site.options.name, exc_info=True)
         site.log.write("failed", **about, reason=reason(error)[:500])
