@@ -64,3 +64,11 @@ MODELS = {
     "regression": lambda: dense(2),
     "segmentation": lambda: convolutional(2),
 }
+
+
+def regression_model() -> nn.Module:
+    return dense(2)
+
+
+def segmentation_model() -> nn.Module:
+    return convolutional(2)
