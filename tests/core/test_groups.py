@@ -37,8 +37,8 @@ def test_pooling_without_all_groups_has_none():
 
 def test_a_tie_takes_the_first_class():
     predicted, groups = torch.tensor([0, 1, 1, 0]), torch.tensor([3, 3, 8, 8])
-    given, truth = majority(predicted, torch.tensor([0, 0, 1, 1]), groups)
-    assert (given.tolist(), truth.tolist()) == ([0, 0], [0, 1])
+    votes, truth = majority(torch.eye(2)[predicted], torch.tensor([0, 0, 1, 1]), groups)
+    assert (votes.argmax(dim=1).tolist(), truth.tolist()) == ([0, 0], [0, 1])
 
 
 def test_a_group_is_never_divided_and_classes_keep_their_share():

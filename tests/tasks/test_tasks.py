@@ -453,3 +453,16 @@ def test_no_other_room_decides_by_the_word_accuracy():
     assert {room for room, _ in found} == {"core/metric.py", "trained/trained_run.py"}
     assert ("core/metric.py", "accuracy") in found
     assert CLASSIFICATION.metrics == (ACCURACY,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_data_of_every_task_is_surveyed(name: str):
+    from fedbn.data.survey import survey
+
+    data = DATA[name]()
+    found = survey(data)
+    counts = np.array(found["train"])
+    assert counts.shape == (2, len(data.classes))
+    assert counts.max() <= 30
+    if name == "segmentation":
+        assert counts.tolist() == [[30, 30], [30, 30]]

@@ -121,31 +121,23 @@ FITTING = {
 """The registered task for each kind of target: what a run takes that names none."""
 
 
-def majority(predicted: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Give each group the class that most of its samples are given: that, and its true class.
+def majority(outputs: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Let the samples of each group vote for its class: the votes, and its true class.
 
-    Of classes with equally many samples the first is taken. All samples of a group must have one
+    Of classes with equally many votes the first is taken. All samples of a group must have one
     label.
 
     Examples:
-        >>> predicted = torch.tensor([0, 1, 1, 0, 0])
-        >>> labels = torch.tensor([1, 1, 1, 1, 1])
-        >>> given, truth = majority(predicted, labels, torch.tensor([7, 7, 7, 9, 9]))
-        >>> given.tolist(), truth.tolist()
+        >>> outputs = torch.eye(2)[[0, 1, 1, 0, 0]]
+        >>> votes, truth = majority(outputs, torch.ones(5).long(), torch.tensor([7, 7, 7, 9, 9]))
+        >>> votes.argmax(dim=1).tolist(), truth.tolist()
         ([1, 0], [1, 1])
     """
-    names, place = groups.unique(return_inverse=True)
-    classes = int(max(predicted.max(), labels.max())) + 1
-    votes = torch.bincount(place * classes + predicted, minlength=len(names) * classes)
-    truth = torch.zeros_like(names).scatter_(0, place, labels)
-    return votes.view(len(names), classes).argmax(dim=1), truth
-
-
-def majority_vote(outputs: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the samples of each group vote for its class: outputs of groups, and their classes."""
-    given, truth = majority(outputs.argmax(dim=1), labels.to(outputs.device), groups)
-    most = max(int(given.max()), int(truth.max()), outputs.shape[1] - 1) + 1
-    return functional.one_hot(given, most), truth
+    names, place = groups.to(outputs.device).unique(return_inverse=True)
+    classes = outputs.shape[1]
+    votes = torch.bincount(place * classes + outputs.argmax(dim=1), minlength=len(names) * classes)
+    truth = torch.zeros_like(names).scatter_(0, place, labels.to(outputs.device))
+    return votes.view(len(names), classes), truth
 
 
 def softmax(outputs: Tensor) -> Tensor:
@@ -171,6 +163,6 @@ CLASSIFICATION = Task(
     (ACCURACY,),
     keep=softmax,
     probabilities=softmax,
-    vote=majority_vote,
+    vote=majority,
 )
 """The paper's task."""

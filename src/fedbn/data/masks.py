@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -180,10 +180,3 @@ class MaskReader:
         if len(rest) < 2 or not len(held):
             raise DataError(f"site {site}: {len(parts[0])} pictures; at least 3 are needed")
         return Client(site, site, parts[0].take(rest), {site: parts[0].take(held)})
-
-
-def of_one_dtype(splits: Sequence[Split]) -> list[Split]:
-    """Give all parts floats where one has them, because of its 16-bit pictures."""
-    if not any(split.x.is_floating_point() for split in splits):
-        return list(splits)
-    return [replace(split, x=split.batch(slice(None))[0]) for split in splits]

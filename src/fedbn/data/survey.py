@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedbn.core.federation import AnySplit, Client, Federation, all_targets
+from fedbn.core.federation import (
+    AnySplit,
+    Client,
+    Federation,
+    Targets,
+    all_targets,
+    targets_of,
+)
 from fedbn.core.randomness import generator
 
 _GRID = 8
@@ -172,9 +179,13 @@ def _sample(split: AnySplit, count: int, name: str) -> Tensor:
 
 
 def _counts(split: AnySplit, federation: Federation) -> list[int]:
-    counts: list[int] = (
-        all_targets(split).cpu().bincount(minlength=len(federation.classes)).tolist()
-    )
+    """Samples of each class; that have each label; whose mask has each class; or all of them."""
+    y, classes = all_targets(split).cpu(), len(federation.classes)
+    if (kind := targets_of(y)) is Targets.NUMBERS:
+        return [len(y)] * classes
+    if kind is Targets.MASK:
+        y = torch.stack([(y == label).flatten(1).any(dim=1) for label in range(classes)], dim=1)
+    counts: list[int] = (y.sum(dim=0) if y.dim() > 1 else y.bincount(minlength=classes)).tolist()
     return counts
 
 
@@ -196,6 +207,7 @@ def _histograms(x: Tensor, edges: NDArray[np.float64]) -> dict[str, list[float]]
 
 def _examples(client: Client, count: int) -> NDArray[np.uint8]:
     y = all_targets(client.train).cpu()
+    y = y if y.dim() == 1 else torch.zeros(len(y), dtype=torch.int64)
     order = torch.randperm(len(y), generator=generator(0, "view", client=client.name))
     # One of each class first, in the order of classes; then a second of each, and so on.
     rank = torch.zeros_like(order)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fedbn.core.federation import Federation
 from fedbn.data.benchmarks import TestShare
+from fedbn.data.image_folders import of_one_type
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.masks import (
     MASK_LAYOUT,
     MaskReader,
     find_masked,
     mask_values,
-    of_one_dtype,
     read_masks,
 )
 from fedbn.data.storage import Info
@@ -71,10 +71,11 @@ def masks(
         known = mask_values(read)
     if classes and len(classes) != len(known):
         raise DataError(f"data.classes: {len(classes)} names, but masks have the values {known}")
-    splits = iter(of_one_dtype([reader.split(part, known) for part in parts]))
-    clients = tuple(
-        reader.client(name, [next(splits) for _ in own], test_share, split_seed)
-        for name, own in found.items()
+    clients = of_one_type(
+        [
+            reader.client(name, [reader.split(part, known) for part in own], test_share, split_seed)
+            for name, own in found.items()
+        ]
     )
     told: dict[str, object] = {"masks": known}
     if clients[0].train.dtype.is_floating_point:

@@ -36,8 +36,8 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Examples:
         >>> sure = torch.tensor([[[-50.0, 50.0]], [[50.0, -50.0]]]).transpose(0, 1)
-        >>> float(dice(sure, torch.tensor([[1, 0]]))), float(dice(sure, torch.tensor([[0, 1]])))
-        (0.5, 0.0)
+        >>> [round(float(dice(sure, torch.tensor([y]))), 2) for y in ([1, 0], [0, 1])]
+        [0.0, 0.67]
     """
     classes = outputs.shape[1]
     true = functional.one_hot(targets, classes).movedim(-1, 1).to(outputs.dtype)

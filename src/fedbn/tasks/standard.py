@@ -84,23 +84,17 @@ def _weighted(
     """Weigh classes in a task's loss: by the numbers given, or by each client's own counts."""
     if asked is None:
         return task
-    if isinstance(asked, str):
-        if asked != "balanced":
-            raise ConfigError(f"task.class_weights = {asked!r}: legal are 'balanced' and a list")
 
-        def loss_for(targets: Tensor, classes: int) -> Loss:
+    def loss_for(targets: Tensor, classes: int) -> Loss:
+        if asked == "balanced":
             return partial(loss, weights=balance(targets, classes))
-
-        return replace(task, loss_for=loss_for)
-    weights = torch.tensor(list(asked), dtype=torch.float64)
-    if not (torch.isfinite(weights) & (weights >= 0)).all() or not weights.sum() > 0:
-        raise ConfigError(f"task.class_weights = {list(asked)}: legal are finite numbers >= 0")
-
-    def given(targets: Tensor, classes: int) -> Loss:
+        weights = torch.tensor(asked, dtype=torch.float64)
         if len(weights) != classes:
             raise ConfigError(
                 f"task.class_weights: {len(weights)} numbers, but the data has {classes} classes"
             )
+        if not torch.isfinite(weights).all() or weights.min() < 0 or weights.max() == 0:
+            raise ConfigError(f"task.class_weights = {asked}: legal are finite numbers >= 0")
         return partial(loss, weights=weights)
 
-    return replace(task, loss_for=given)
+    return replace(task, loss_for=loss_for)
