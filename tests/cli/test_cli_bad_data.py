@@ -338,3 +338,53 @@ def test_a_users_own_data_set(name: str, code: int, said: str, tmp_path: Path) -
     assert answer.code == code
     assert said in answer.line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (["partition=dirichlet(0)"], 3, "data.partition = 'dirichlet(0)': legal are 'iid'"),
+        (["partition=shards(90)", "clients=2"], 4, "180 shards, but there are 32 samples"),
+        (["partition=iid", "clients=40"], 4, "cannot give each of 40 clients 2 and 1"),
+        (["clients=3"], 3, "set partition too"),
+    ],
+)
+def test_a_partition_that_cannot_be_dealt(
+    settings: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    write_sites(tmp_path / "sites")
+    asked = [word for setting in settings for word in ("--set", f"data.{setting}")]
+    answer = call("run", "--data", "./sites", "--out", "out", *asked, cwd=tmp_path)
+    assert (answer.code, (tmp_path / "out").exists()) == (code, False)
+    assert said in answer.err
+
+
+def test_a_manifest_that_names_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label,site\ngone.png,a,x\n")
+    answer = call("run", "--data", "./list.csv", "--out", "out", cwd=tmp_path)
+    assert (answer.code, (tmp_path / "out").exists()) == (4, False)
+    assert "list.csv, row 2: " in answer.line
+    assert "gone.png: no such file" in answer.line
+
+
+LAZY = """
+import torch
+from fedbn.data.python_data import federation_of
+
+class Broken:
+    targets = [0, 1] * 10
+    def __len__(self): return 20
+    def __getitem__(self, index):
+        if index == 7: raise OSError("the scanner is off")
+        return torch.zeros(4), self.targets[index]
+
+def lazy(): return federation_of({"a": Broken(), "b": Broken()}, test_share=0.1)
+"""
+
+
+def test_a_dataset_that_raises_while_training(tmp_path: Path) -> None:
+    (tmp_path / "own_lazy.py").write_text(LAZY)
+    answer = call("run", "--data", "own_lazy:lazy", "--rounds", "1", "--out", "out", cwd=tmp_path)
+    assert answer.code == 4
+    assert "client a, sample 7: OSError: the scanner is off" in answer.err
+    assert "Traceback" not in answer.err

@@ -57,7 +57,7 @@ class Source:
         bare = Source(dataset, where, tuple(classes), len(dataset))
         if not len(dataset):
             return bare
-        x, y = tensors_of(read_batch([bare], [(0, 0)]), [bare])
+        x, y = map(torch.from_numpy, read_batch([bare], [(0, 0)]))
         return replace(bare, shape=tuple(x.shape[1:]), dtype=x.dtype, target=y)
 
     def sample(self, index: int) -> tuple[Tensor, Tensor]:
@@ -136,17 +136,9 @@ Address = tuple[int, int]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a sample."""
-
-    address: Address
-    text: str
-
-
 def read_batch(
     sources: Sequence[Source], addresses: Sequence[Address], seed: int = 0, turn: int = 0
-) -> Batch | Fault:
+) -> Batch:
     """Read some samples, each under a seed of its own; global generators stay as they are.
 
     Args:
@@ -154,6 +146,9 @@ def read_batch(
         addresses: Which of them, and the index there.
         seed: Decides, with the pass, whose a sample is and its index, what transforms draw.
         turn: The pass over the data.
+
+    Raises:
+        DataError: Whose sample is bad, its index, and what is wrong with it.
     """
     found: list[tuple[Tensor, Tensor]] = []
     python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -166,23 +161,18 @@ def read_batch(
             try:
                 found.append(sources[which].sample(index))
             except Exception as error:
-                return Fault((which, index), told(error))
+                where = f"{sources[which].where}, sample {index}"
+                raise DataError(f"{where}: {one_line(told(error))}") from error
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torchs)
     x, y = zip(*found, strict=True)
-    if odd := next((i for i, one in enumerate(y) if one.shape != y[0].shape), None):
-        return Fault(addresses[odd], f"a target of {tuple(y[odd].shape)}, not {tuple(y[0].shape)}")
+    for (which, index), target in zip(addresses, y, strict=True):
+        if target.shape != y[0].shape:
+            got = f"a target of {tuple(target.shape)}, not {tuple(y[0].shape)}"
+            raise DataError(f"{sources[which].where}, sample {index}: {got}")
     return torch.stack(x).numpy(), torch.stack(y).numpy()
-
-
-def tensors_of(found: Batch | Fault, sources: Sequence[Source]) -> tuple[Tensor, Tensor]:
-    """A batch as tensors; a fault is raised, whose it is and which sample."""
-    if isinstance(found, Fault):
-        which, index = found.address
-        raise DataError(f"{sources[which].where}, sample {index}: {one_line(found.text)}")
-    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
 
 def known_targets(dataset: Any) -> NDArray[Any] | None:

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedbn.core.federation import Augment, scaled, widened
-from fedbn.data.dataset_samples import Batch, Fault, Source, read_batch, tensors_of
+from fedbn.data.dataset_samples import Batch, Source, read_batch
 from fedbn.errors import DataError, reason
 from fedbn.text import one_line
 
@@ -59,7 +59,7 @@ def _begin_worker(sources: Sequence[Source], parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _read_in_worker(*job: Any) -> Batch | Fault:
+def _read_in_worker(*job: Any) -> Batch:
     return read_batch(_sources, *job)
 
 
@@ -93,16 +93,16 @@ class Loader:
             for at, order in enumerate(orders)
         )
         for found in self._here(jobs) if self._pool is None else self._ahead(self._pool, jobs):
-            yield tensors_of(found, self.sources)
+            yield torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
-    def _here(self, jobs: Iterator[Any]) -> Iterator[Batch | Fault]:
+    def _here(self, jobs: Iterator[Any]) -> Iterator[Batch]:
         for job in jobs:
             with _one_at_a_time:
                 found = read_batch(self.sources, *job)
             yield found
 
-    def _ahead(self, pool: ProcessPoolExecutor, jobs: Iterator[Any]) -> Iterator[Batch | Fault]:
-        waiting: deque[Future[Batch | Fault]] = deque()
+    def _ahead(self, pool: ProcessPoolExecutor, jobs: Iterator[Any]) -> Iterator[Batch]:
+        waiting: deque[Future[Batch]] = deque()
         try:
             for job in islice(jobs, self.workers + 1):
                 waiting.append(pool.submit(_read_in_worker, *job))

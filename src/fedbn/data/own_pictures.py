@@ -7,9 +7,9 @@ test). Pictures that would take more than half of the free memory are read when 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -191,13 +191,10 @@ def _too_large(count: int, reader: PictureReader, options: PictureOptions) -> tu
 
 def free_memory() -> float:
     """Bytes that programs may still take; infinite where the system does not tell."""
-    try:
+    with suppress(OSError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024.0 * int(re.findall(r"MemAvailable:\s+(\d+)", text)[0])
-    except (OSError, IndexError):
-        names = getattr(os, "sysconf_names", {})
-        pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
-        return float(pages * os.sysconf("SC_PAGE_SIZE")) or float("inf")
+    return float("inf")
 
 
 def check_apart(listing: Listing) -> None:
