@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -107,10 +108,27 @@ def test_a_run_that_was_interrupted_stops_where_it_would_have(at: int, tmp_path:
     assert went_on.records == whole.records
 
 
+def test_patience_needs_validation_data_and_takes_what_clients_bring() -> None:
+    with pytest.raises(ConfigError, match=r"a, b brought none: set evaluation\.validation"):
+        fit(training__patience=4, evaluation__validation=0.0)
+    draws = np.random.default_rng(0)
+
+    def part(n: int):
+        x = draws.normal(size=(n, 3)).astype("float32")
+        return x, (x[:, 0] > 0).astype("int64")
+
+    sites = {name: (part(16), part(8), part(8)) for name in "ab"}
+    given = {"rounds": 12, "batch_size": "full", "training__patience": 4}
+    result = fedbn.fit(sites, lambda: Once(3), **given)
+    assert result.state.round == 3
+    assert [len(client.valid) for client in result.plan.federation.clients] == [8, 8]
+    again = fedbn.fit(sites, lambda: Once(3), **given, evaluation__validation=0.5)
+    assert same_runs(again.state, result.state)
+
+
 @pytest.mark.parametrize(
     ("raw", "line"),
     [
-        ({"training": {"patience": 3}}, "choose on validation data: set evaluation.validation"),
         ({"training": {"patience": 0}}, "training.patience = 0"),
         (
             {"training": {"patience": 3}, "evaluation": {"validation": 0.2, "report": "last"}},

@@ -146,11 +146,13 @@ def divided(split: AnySplit, share: float, draws: torch.Generator) -> tuple[Tens
 
 
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
-    """Hold a stratified share of every client's training data out, for choosing."""
+    """Hold a stratified share of training data out at every client that brought none."""
     return replace(federation, clients=tuple(_held_out(c, share, seed) for c in federation.clients))
 
 
 def _held_out(client: Client, share: float, seed: int) -> Client:
+    if client.valid is not None:
+        return client
     draws = generator(seed, "validation", client=client.name)
     rest, held = divided(client.train, share, draws)
     valid = client.train.take(held).plain()

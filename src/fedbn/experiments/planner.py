@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Federation, Split, check_federation
-from fedbn.core.plan import Plan, Training, remarks
+from fedbn.core.plan import Plan, Training, named, remarks
 from fedbn.core.randomness import with_validation
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import with_absolute_paths
@@ -81,6 +81,8 @@ class Planner:
         if share:
             federation = with_validation(federation, share, job.seed)
             _check_validation(federation, share)
+        if experiment.evaluation.report == "best":
+            check_choosing(share, [c.name for c in federation.clients if c.valid is None])
         if experiment.training.min_clients > len(federation.clients):
             raise ConfigError(
                 f"training.min_clients = {experiment.training.min_clients}: "
@@ -226,6 +228,15 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     if experiment.training.epochs is not None or "training.epochs" in varied:
         del raw["training"]["rounds"]
     return with_absolute_paths({key: value for key, value in raw.items() if value != {}})
+
+
+def check_choosing(share: float, without: Sequence[str]) -> None:
+    """Refuse to choose a round where clients hold nothing to choose by."""
+    if not share and without:
+        raise ConfigError(
+            "evaluation.report = 'best' and training.patience choose on validation data, and "
+            f"{named(without)} brought none: set evaluation.validation, for example to 0.2"
+        )
 
 
 def _check_validation(federation: Federation, share: float) -> None:

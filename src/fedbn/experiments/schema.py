@@ -293,12 +293,13 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _choosing_needs_validation(self) -> Experiment:
-        chooses = self.evaluation.report == "best" or isinstance(self.method.mu, list)
-        if chooses and not self.evaluation.validation:
+        grid = isinstance(self.method.mu, list)
+        if grid and not self.evaluation.validation:
             raise ValueError(
-                "evaluation.report = 'best', training.patience and a list for method.mu choose on "
-                "validation data: set evaluation.validation, for example to 0.2"
+                "a list for method.mu chooses on validation data: "
+                "set evaluation.validation, for example to 0.2"
             )
+        chooses = grid or self.evaluation.report == "best"
         if chooses and self.evaluation.clients == "taking part":
             raise ValueError(
                 "evaluation.clients = 'taking part' excludes choosing on validation data, which "

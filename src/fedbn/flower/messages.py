@@ -29,6 +29,7 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.data_survey import SiteReport
 from fedbn.experiments.environment import weights_hash
 from fedbn.experiments.jobs import Job, Setting
+from fedbn.experiments.planner import check_choosing
 from fedbn.methods import parse_method
 from fedbn.registry import Held
 from fedbn.runs.folder import PLAIN_NAME
@@ -410,6 +411,9 @@ def check_job(job: Job) -> None:
             f"method {job.method.name} brings all data together; in a federation of machines data "
             "stays at its site: choose fedbn, fedavg, fedprox, silobn or singleset"
         )
+    evaluation = job.setting.experiment.evaluation
+    if evaluation.report == "best":
+        check_choosing(evaluation.validation, ["the server"])
 
 
 def federation_of(
