@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import fedbn
-from fedbn.core.method import BATCHNORM
+from fedbn.core.selectors import BATCHNORM
 from fedbn.text import table
 
 

@@ -40,18 +40,20 @@ if TYPE_CHECKING:
     from fedbn.core.method import (
         Method as Method,
         Penalty as Penalty,
-        Selector as Selector,
-        all_but as all_but,
-        everything as everything,
-        local as local,
-        nothing as nothing,
-        only as only,
         proximal as proximal,
     )
     from fedbn.core.metric import Metric as Metric
     from fedbn.core.plan import Plan as Plan, Training as Training
     from fedbn.core.rounds import RunState as RunState
     from fedbn.core.rule import Memory as Memory, Rule as Rule
+    from fedbn.core.selectors import (
+        Selector as Selector,
+        all_but as all_but,
+        everything as everything,
+        local as local,
+        nothing as nothing,
+        only as only,
+    )
     from fedbn.core.state import (
         Entry as Entry,
         Kind as Kind,

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 import fedbn.methods
 from fedbn import registry
-from fedbn.core.method import BATCHNORM, Method
+from fedbn.core.method import Method
 from fedbn.core.randomness import seeded
+from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Entry, Kind, State, entries, unwrap
 from fedbn.errors import ConfigError, FedbnError, reason
 

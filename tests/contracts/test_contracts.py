@@ -12,11 +12,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import methods, models, registry
 from fedbn.core.federation import Split
-from fedbn.core.method import Method, module_paths
+from fedbn.core.method import Method
 from fedbn.core.plan import Training
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import ClientWork, initial_state, local_train
 from fedbn.core.rule import ROUNDS
+from fedbn.core.selectors import module_paths
 from fedbn.core.state import entries
 from fedbn.experiments.runner import run_plan as run
 from fedbn.methods import PARTS, parse_method

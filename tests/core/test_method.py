@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from fedbn.core.aggregation import Krum, Mean, krum, mean, median, server_adam, server_momentum
-from fedbn.core.method import Method, Proximal, local, proximal
+from fedbn.core.method import Method, Proximal, proximal
 from fedbn.core.packing import StateLayout
+from fedbn.core.selectors import local
 from fedbn.core.state import Kind, entries
 from fedbn.errors import ConfigError, ModelError
 from fedbn.methods import parse_method

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.method import Method, Proximal, local
+from fedbn.core.method import Method, Proximal
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Refusal, initial_state, run_round
 from fedbn.core.rule import Memory, Rule
+from fedbn.core.selectors import local
 from fedbn.core.state import Kind, entries
 from fedbn.errors import ConfigError, DamagedRun, FedbnError, TooFewClients
 from fedbn.methods import parse_method

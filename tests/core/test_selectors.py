@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.method import BATCHNORM, all_but, everything, local, nothing, only
+from fedbn.core.selectors import BATCHNORM, all_but, everything, local, nothing, only
 from fedbn.core.state import Entry, Kind, entries
 from fedbn.errors import ConfigError, ModelError
 from fedbn.methods.paper import fedavg

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation, Split
-from fedbn.core.method import local
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import Record, Refusal, RunState, initial_state, run_round
+from fedbn.core.selectors import local
 from fedbn.experiments.runner import Memory, run_plan as run
 from fedbn.fast.stacked_models import unstackable
 from fedbn.fast.stacked_training import ROW_BY_ROW, Stacks, stack_size, unbatchable

@@ -22,7 +22,8 @@ from fedbn.core.aggregation import (
     server_yogi,
     trimmed_mean,
 )
-from fedbn.core.method import Method, Part, Proximal, local, proximal
+from fedbn.core.method import Method, Part, Proximal, proximal
+from fedbn.core.selectors import local
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.methods import PARTS, parse_method
 from fedbn.methods.paper import fedavg, fedbn, fedprox

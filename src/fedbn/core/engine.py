@@ -20,7 +20,6 @@ import torch
 
 from fedbn.core.best_round import EarlyStop
 from fedbn.core.federation import Client
-from fedbn.core.method import BATCHNORM
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Replica, Speedups
@@ -44,6 +43,7 @@ from fedbn.core.scoring import (
     untrained_notes,
     untrained_record,
 )
+from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
 from fedbn.core.user_code import habits
 

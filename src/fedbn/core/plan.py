@@ -15,10 +15,11 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedbn.core.aggregation import Mean
 from fedbn.core.federation import Client, Federation, Targets, targets_of
-from fedbn.core.method import BATCHNORM, Method, Weighting
+from fedbn.core.method import Method, Weighting
 from fedbn.core.randomness import number, seeded
 from fedbn.core.rule import ModelParts, declared, word_of
 from fedbn.core.schedule import rates
+from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Kind, entries, is_batchnorm, unwrap
 from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained

@@ -8,7 +8,7 @@ layouts are all that the rest of the library knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -73,17 +73,20 @@ class Memory:
         return self.place == "local" and self.start == "entry"
 
 
-class Remembered:
-    """What a rule declared under one name: tensors by the entry of the model they are like."""
+class Remembered(dict[str, Tensor]):
+    """What a rule declared under one name, by the entry of the model; assigning copies a value in.
+
+    Args:
+        name: The rule's word and that name.
+        views: Where the values lie.
+    """
 
     def __init__(self, name: str, views: Mapping[str, Tensor]):
+        super().__init__(views)
         self._name = name
-        self._views = views
 
-    def __getitem__(self, entry: str) -> Tensor:
-        if entry not in self._views:
-            raise ModelError(unknown(f"entry of {self._name}", entry, self._views))
-        return self._views[entry]
+    def __missing__(self, entry: str) -> Tensor:
+        raise ModelError(unknown(f"entry of {self._name}", entry, self))
 
     def __setitem__(self, entry: str, value: Tensor) -> None:
         view = self[entry]
@@ -92,14 +95,8 @@ class Remembered:
             raise ModelError(f"{self._name} of {entry}: a value of shape {shapes}")
         view.copy_(value.detach())
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
 
-    def __len__(self) -> int:
-        return len(self._views)
-
-
-class Memories:
+class Memories(dict[str, Remembered]):
     """All that a rule declared, by the names that it gave; its tensors are changed in place.
 
     Args:
@@ -110,17 +107,14 @@ class Memories:
     def __init__(self, rule: str, *states: Mapping[str, Tensor]):
         self._rule = rule
         found: dict[str, dict[str, Tensor]] = {}
-        for state in states:
-            for full, view in state.items():
-                if full.startswith(f"{rule}.") and "/" in full:
-                    name, _, entry = full.removeprefix(f"{rule}.").partition("/")
-                    found.setdefault(name, {})[entry] = view
-        self._names = {name: Remembered(f"{rule}.{name}", views) for name, views in found.items()}
+        for full, view in (item for state in states for item in state.items()):
+            if full.startswith(f"{rule}.") and "/" in full:
+                name, _, entry = full.removeprefix(f"{rule}.").partition("/")
+                found.setdefault(name, {})[entry] = view
+        super().__init__({name: Remembered(f"{rule}.{name}", v) for name, v in found.items()})
 
-    def __getitem__(self, name: str) -> Remembered:
-        if name not in self._names:
-            raise ModelError(unknown(f"memory of {self._rule}", name, self._names))
-        return self._names[name]
+    def __missing__(self, name: str) -> Remembered:
+        raise ModelError(unknown(f"memory of {self._rule}", name, self))
 
     def __setitem__(self, name: str, value: object) -> None:
         self[name]

@@ -25,7 +25,8 @@ from fedbn.core.aggregation import (
     server_yogi,
     trimmed_mean,
 )
-from fedbn.core.method import Method, local, only, proximal
+from fedbn.core.method import Method, proximal
+from fedbn.core.selectors import local, only
 from fedbn.errors import ConfigError, unknown
 
 __all__ = ["parse_method"]

@@ -5,8 +5,9 @@ The head is the last module with parameters in a pass (`last`), or a module that
 
 from dataclasses import dataclass
 
-from fedbn.core.method import Method, local, only
+from fedbn.core.method import Method
 from fedbn.core.rule import ClientRound, LocalTraining, Memory, ModelParts, Rule, Trained
+from fedbn.core.selectors import local, only
 from fedbn.core.state import Kind
 from fedbn.errors import ConfigError
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from fedbn.core.method import BATCHNORM, Method, all_but, everything, nothing, proximal
+from fedbn.core.method import Method, proximal
+from fedbn.core.selectors import BATCHNORM, all_but, everything, nothing
 from fedbn.core.state import Kind
 
 __all__ = ["centralized", "fedavg", "fedbn", "fedprox", "silobn", "singleset"]
