@@ -13,6 +13,7 @@ from torch import Tensor
 
 from commanding import RECORD_KEYS, bits, call, newest, records, shared_in, write_sites
 from fedbn.errors import ConfigError, DamagedRun, FedbnError
+from fedbn.experiments.process_pool import affordable
 from fedbn.fast.allocator import granted
 from fedbn.runs.checkpoints import Checkpoint
 from fedbn.runs.folder import RunFolder
@@ -121,6 +122,21 @@ def test_equal_runs_are_equal_byte_by_byte(finished: Path, sites: Path, tmp_path
     # The default number of workers: two jobs side by side in processes, where there are two cores.
     assert answer.code == 0
     assert bits(tmp_path / "again") == bits(finished)
+
+
+def test_where_cores_are_more_than_jobs_each_job_has_several(
+    finished: Path, sites: Path, tmp_path: Path
+) -> None:
+    asked = ("--model", "mlp", "--rounds", 3, "--seed", 0, "--method", "fedavg", "--workers", 4)
+    asked += ("--method", "fedbn", "--set", "checkpoint.every=1", "--out", tmp_path / "again")
+    answer = call("run", "--data", sites, *asked)
+    assert "2 runs, 2 side by side, 2 cores each" in answer.err
+    assert bits(tmp_path / "again") == bits(finished)
+
+
+def test_no_more_workers_than_memory_has_room_for() -> None:
+    assert affordable(1) == 1
+    assert 1 <= affordable(10**9) < 10**9
 
 
 def test_another_seed_gives_other_bits(finished: Path, sites: Path, tmp_path: Path) -> None:

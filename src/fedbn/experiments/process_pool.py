@@ -1,4 +1,4 @@
-"""Jobs side by side: a few worker processes, each running whole jobs on one core.
+"""Jobs side by side: a few worker processes, each running whole jobs on its share of the cores.
 
 Two jobs on one core each finish sooner than one job on two cores, because nothing waits for the
 slowest client of a round. The bits are the same either way. A worker reads a job a line from its
@@ -17,8 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from os import _exit
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TextIO
 
@@ -61,11 +63,36 @@ class Orders:
         _exit(1)
 
 
-def main(path: str, trust: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Places:
+    """How many worker processes there are, and the cores of each."""
+
+    count: int
+    cores: int = 1
+
+
+def affordable(count: int) -> int:
+    """How many worker processes memory has room for: each takes what this process has by now.
+
+    Where the system does not tell, as many as were asked for; one where there is room for none.
+    """
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+        free = 1024 * int(
+            next(li for li in meminfo.splitlines() if "MemAvailable" in li).split()[1]
+        )
+        own = os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, StopIteration, ValueError):
+        return count
+    return max(1, min(count, free // own))
+
+
+def main(path: str, threads: int, trust: Sequence[str]) -> None:
     """Serve until the parent ends.
 
     Args:
         path: The run folder.
+        threads: Cores to use.
         trust: The modules that the parent trusts; what the folder says of that does not count.
     """
     from fedbn.experiments.runner import Run, embedded_job, execute
@@ -84,7 +111,7 @@ def main(path: str, trust: Sequence[str]) -> None:
     def tell(event: Event) -> None:
         events.write(event.to_line())
 
-    maker = partial(embedded_job, planner=Planner(), workers=1)
+    maker = partial(embedded_job, planner=Planner(), workers=threads)
     run = Run(folder, maker, tell, stopping.is_set)
     orders = Orders(sys.stdin, stopping, run.save)
     while True:
@@ -125,12 +152,14 @@ _LOOK_SECONDS = 0.2  # how often a request to stop is looked for while nothing h
 class Worker:
     """A worker process and the job it has in hand."""
 
-    def __init__(self, folder: RunFolder, inbox: SimpleQueue[tuple[Worker, Event | None]]):
+    def __init__(
+        self, folder: RunFolder, threads: int, inbox: SimpleQueue[tuple[Worker, Event | None]]
+    ):
         self.job: Job | None = None
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "fedbn.experiments.process_pool", str(folder.path)),
-                *registry.trusted(),
+                *(str(threads), *registry.trusted()),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -187,17 +216,17 @@ def run_side_by_side(
     jobs: Sequence[Job],
     folder: RunFolder,
     listener: Listener,
-    count: int,
+    places: Places,
     stop: Callable[[], bool],
 ) -> None:
-    """Run jobs on `count` worker processes; the first failure ends them all.
+    """Run jobs on worker processes; the first failure ends them all.
 
     Raises:
         FedbnError: What a job failed with, or that a worker process died.
         Interrupted: The stop was asked for; every worker has saved its round.
     """
     inbox: SimpleQueue[tuple[Worker, Event | None]] = SimpleQueue()
-    workers = [Worker(folder, inbox) for _ in range(min(count, len(jobs)))]
+    workers = [Worker(folder, places.cores, inbox) for _ in range(places.count)]
     waiting = list(jobs)
     try:
         for worker in workers:
@@ -259,4 +288,4 @@ def _below(kind: type[FedbnError]) -> list[type[FedbnError]]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -28,7 +28,7 @@ from fedbn.experiments.environment import embedded_facts, environment_of, same_r
 from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
 from fedbn.experiments.merging import forget_ends
 from fedbn.experiments.planner import Planner, device_of, resolved, training_of
-from fedbn.experiments.process_pool import run_side_by_side
+from fedbn.experiments.process_pool import Places, affordable, run_side_by_side
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import (
@@ -476,10 +476,12 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     lengths = {job.key: job.setting.experiment.training.total_rounds for job in todo}
     over = {key for key, one in writers.items() if one.finished(done[key], lengths[key])}
     left = [job for job in todo if job.key not in over]
+    costs = {job.key: run.work(job) for job in left}
+    left.sort(key=lambda job: -costs[job.key] * (lengths[job.key] - done[job.key]))  # longest first
     alone = run.workers == 1  # as at a federation's server, which has no sites' GPU
     on_cpu = alone or all(device_of(job.setting.experiment.training) == "cpu" for job in left)
-    beside = min(run.workers, len(left)) if on_cpu and run.apart else 1
-    ahead = [Ahead(j.key, lengths[j.key] - done[j.key], run.work(j)) for j in left]
+    beside = affordable(min(run.workers, len(left))) if on_cpu and run.apart else 1
+    ahead = [Ahead(j.key, lengths[j.key] - done[j.key], costs[j.key]) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())
     run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
     for key, writer in writers.items():
@@ -490,9 +492,11 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
         tell(Event("earlier", key, done[key], lengths[key], records=known, over=key in over))
     run = replace(run, listener=tell)
     if beside > 1:
-        text = f"{len(left)} runs, {beside} side by side, one core each"
+        each = run.workers // beside
+        what = "one core" if each == 1 else f"{each} cores"
+        text = f"{len(left)} runs, {beside} side by side, {what} each"
         tell(Event("note", left[0].key, text=text, whole=True))
-        run_side_by_side(left, run.folder, tell, run.workers, run.stop)
+        run_side_by_side(left, run.folder, tell, Places(beside, each), run.stop)
     else:
         for job in left:
             if run.stop():
