@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbn.core.metric import first_metric
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import checked, held_by
 from fedbn.experiments.jobs import named_jobs, settings
@@ -169,13 +170,14 @@ def studied(request: Request, records: Records) -> Study:
     experiment = checked(request.experiment, request.name, held)
     assert experiment.reproduce is not None
     done, unfinished = _finished(experiment, records)
-    facts = _data_facts(request.source or request.folder / "run", experiment)
+    run = request.source or request.folder / "run"
+    facts, metric = _data_facts(run, experiment), first_metric(RunFolder(run).read_environment())
     papers = tuple(table(name) for name in experiment.reproduce.paper)
     stand_ins = tuple(facts["stand_ins"])
     said = [*facts["remarks"]]
     if papers and not request.comparable:
         said.append("not the paper's data: no comparison with its numbers")
-    clients = ScoreTable.of(done)
+    clients = ScoreTable.of(done, metric)
     domains = clients.by_domain()
     return Study(
         experiment=experiment,

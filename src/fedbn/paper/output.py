@@ -18,11 +18,11 @@ from typing import Any
 from fedbn import __version__, text
 from fedbn.errors import ConfigError, unknown
 from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
+from fedbn.results.result_table import latex
 from fedbn.runs.folder import explained, to_json, write_atomically
 from fedbn.text import harmless, no_formula
 
 PAPER, DIFFERENCE, INTERVAL = "paper", "ours − paper", "95 % interval"
-_TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"−": "$-$", "±": r"$\pm$"})
 _APART = "Intervals of ours − paper hold both spreads (Welch; the paper's five trials)."
 _CUT = "The protocol was cut: no interval of the difference."
 _GAINED = "Intervals of gains hold for all domains at once (paired t, Bonferroni), or for the mean."
@@ -64,13 +64,13 @@ def to_markdown(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """Write a table for a paper; needs the package booktabs."""
-    head = " & ".join(_tex(part) for part in (*table.head, *table.columns))
-    body = "\n".join(f"{' & '.join(map(_tex, line))} \\\\" for line in lines(table))
+    head = " & ".join(latex(part) for part in (*table.head, *table.columns))
+    body = "\n".join(f"{' & '.join(map(latex, line))} \\\\" for line in lines(table))
     shape = "l" * len(table.head) + "c" * len(table.columns)
     return (
         f"\\begin{{table}}[t]\n\\centering\n\\begin{{tabular}}{{{shape}}}\n\\toprule\n"
         f"{head} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
-        f"\\caption{{{_tex(table.title)}. {_tex(notes(table))}}}\n"
+        f"\\caption{{{latex(table.title)}. {latex(notes(table))}}}\n"
         f"\\label{{tab:{table.name}}}\n\\end{{table}}\n"
     )
 
@@ -112,10 +112,6 @@ def _number(mean: float | None, std: float | None, digits: int) -> str | None:
 
 def _signed(value: float | None, digits: int) -> str | None:
     return None if value is None else f"{value:+.{digits}f}".replace("-", "−")
-
-
-def _tex(text: str) -> str:
-    return text.replace("\\", "/").translate(_TEX)
 
 
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"

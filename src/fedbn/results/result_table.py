@@ -24,7 +24,7 @@ _SPREAD = ("median", "worst decile", "best")
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "×": r"$\times$", "–": "--"}
+    | {"±": r"$\pm$", "×": r"$\times$", "–": "--", "−": "$-$"}
 )
 
 
