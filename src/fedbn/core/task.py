@@ -24,11 +24,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 _LONGEST = 50  # signs of a metric's name
 
 
-def unchanged(outputs: Tensor) -> Tensor:
-    """Keep outputs as they are."""
-    return outputs
-
-
 @dataclass(frozen=True)
 class Task:
     """What models learn.
@@ -50,7 +45,7 @@ class Task:
     targets: Targets
     loss: Loss
     metrics: tuple[Metric, ...]
-    keep: Callable[[Tensor], Tensor] = unchanged
+    keep: Callable[[Tensor], Tensor] = Tensor.detach
     probabilities: Callable[[Tensor], Tensor] | None = None
     vote: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     loss_for: Callable[[Tensor, int], Loss] | None = None

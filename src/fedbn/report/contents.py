@@ -30,15 +30,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a method exchanges, and what stays with a client.
+    """What a method exchanges in its rounds, and what stays with a client: entries and bytes.
 
-    Attributes:
-        method: The method.
-        shared: Entries and bytes that travel.
-        local: Entries and bytes of one client that never do; None where only the sites know.
-        clients: How many take part in a round.
-        rounds: Rounds done, of one seed.
-        pooled: Whether the data travels instead, to one place.
+    `local` is None where only the sites know; `pooled`: the data travels instead, to one place.
     """
 
     method: str
@@ -123,18 +117,8 @@ class Gallery:
 class Facts:
     """What only the trained models tell; of one method, seed and setting.
 
-    Attributes:
-        method: Whose models.
-        setting: Of which setting.
-        seed: Of which seed.
-        round: After which round.
-        remarks: What must be said of the data.
-        classes: Names of the classes.
-        clients: How many clients there are.
-        entries: The model, entry by entry.
-        layers: BatchNorm statistics; empty where clients share them.
-        confusions: A matrix a client; of some clients where there are many.
-        galleries: Pictures; empty where samples are none.
+    `layers` is empty where clients share BatchNorm statistics, `galleries` where samples are no
+    pictures; `confusions` are of some clients where there are many.
     """
 
     method: str
@@ -152,18 +136,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class RunContents:
-    """One run folder.
+    """One run folder: its files, and what its models tell, where they can be had.
 
-    Attributes:
-        path: The folder as the user wrote it.
-        records: The lines of `metrics.jsonl`.
-        config: The configuration, written out.
-        environment: Versions, threads and fingerprints of the data.
-        exchanges: What each method shares.
-        facts: What the trained models tell; None where they cannot be had.
-        missing: Sections, and why they cannot be shown.
-        notes: What else a reader should know: rounds not done, damaged files.
-        name: What to call it; its path unless given.
+    `missing` says of sections why they cannot be shown, `notes` what else a reader should know.
     """
 
     path: str

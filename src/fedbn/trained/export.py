@@ -29,14 +29,7 @@ _LONGEST = 200  # bytes of a file's name, before its suffix
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the file's outputs compare with the model's.
-
-    Attributes:
-        samples: On how many samples, and
-        inputs: what these were.
-        worst: The largest difference of an output, and
-        largest: the largest output.
-    """
+    """How far the file's outputs are from the model's at worst, and the largest output."""
 
     samples: int
     inputs: str
@@ -46,15 +39,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export left.
-
-    Attributes:
-        file: The model.
-        card: What there is to know of it, beside it.
-        bytes: The size of the file.
-        agreement: How it was checked.
-        folded: BatchNorm layers that are no more in the model, with the layers that took them in.
-    """
+    """What an export left: the model, its card, and which layers took in which BatchNorm."""
 
     file: Path
     card: Path
