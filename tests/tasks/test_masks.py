@@ -99,8 +99,8 @@ def test_bad_masks_are_named(sites: Path):
     home = sites / "south"
     refused("2 names|3 names", classes=["a", "b", "c"])
     refused("mask value 255; legal are 0, 1", values=[0, 1])
-    refused("no pattern", group="(")
-    refused("needs brackets", group="child")
+    refused("no regular expression", group="(")
+    refused("does not match", group="nobody")
     kept = (home / "masks" / "child1L.png").read_bytes()
     Image.new("L", (9, 12)).save(home / "masks" / "child1L.png")
     refused("child1L.png: 9×12 pixels, but its picture has 12×12")

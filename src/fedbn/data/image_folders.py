@@ -56,19 +56,19 @@ class PictureSet:
         return numbered_groups(np.array(self.groups), len(self), "groups")
 
 
-def by_pattern(pictures: PictureSet, pattern: str) -> PictureSet:
+def owners(files: Sequence[Path], pattern: str) -> tuple[str, ...]:
     """Tell whose each picture is by its name: the pattern's first group, or all it matches."""
     try:
         form = re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"data.group = {pattern!r}: no regular expression ({error})") from error
     names = []
-    for file in pictures.files:
-        found = form.search(file.name)
+    for file in files:
+        found = form.search(file.stem)
         if found is None:
             raise DataError(f"{shown(file)}: its name does not match data.group = {pattern!r}")
         names.append(found[1] if form.groups else found[0])
-    return replace(pictures, groups=tuple(names))
+    return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -298,5 +298,5 @@ def divided_site(
             where = "" if name == "all" else f" in {name}"
             raise DataError(f"site {site.name}: no pictures{where}; expected {FOLDER_LAYOUT}")
     if group is not None:
-        parts = tuple(by_pattern(part, group) for part in parts)
+        parts = tuple(replace(part, groups=owners(part.files, group)) for part in parts)
     return division.divide(parts[0], site.name) if len(parts) == 1 else parts

@@ -7,7 +7,6 @@ with images/ and masks/ in them, that division is used.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from fedbn.core.federation import Client, Split, check_name
 from fedbn.core.randomness import divided, generator
+from fedbn.data.arrays import numbered_groups
+from fedbn.data.image_folders import owners
 from fedbn.data.images import is_picture, opened, pictures_below, read_pictures, watched
 from fedbn.data.storage import check_distinct, subfolders
 from fedbn.errors import DataError, unknown
@@ -152,13 +153,13 @@ class MaskReader:
     Attributes:
         size: Width and height.
         depth: The 16-bit value that becomes 1.
-        group: A pattern whose first group, in a file's name, says whom it belongs to; None where
-            every picture stands alone.
+        group: A pattern that finds, in a file's name, whom it belongs to; None where every
+            picture stands alone.
     """
 
     size: tuple[int, int]
     depth: int
-    group: re.Pattern[str] | None = None
+    group: str | None = None
 
     def split(self, found: MaskedPictures, values: Sequence[int]) -> Split:
         """Read a part of a site."""
@@ -169,8 +170,7 @@ class MaskReader:
     def _groups(self, files: Sequence[Path]) -> Tensor | None:
         if self.group is None:
             return None
-        owners = [m[1] if (m := self.group.search(f.stem)) else str(f) for f in files]
-        return torch.tensor([sorted(set(owners)).index(owner) for owner in owners])
+        return numbered_groups(np.array(owners(files, self.group)), len(files), "data.group")
 
     def client(self, site: str, parts: Sequence[Split], share: float, seed: int) -> Client:
         """Make a client of a site's parts, of which one is held out where there is one only."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def masks(
     parts = [part for own in found.values() for part in own]
     files = [file for part in parts for file in part.pictures]
     side, remark = choose_size(files) if size is None else (size, "")
-    reader = MaskReader((side, side), DEPTH if depth is None else depth, _pattern(group))
+    reader = MaskReader((side, side), DEPTH if depth is None else depth, group)
     known = sorted(values)
     if not known:
         read = {
@@ -87,15 +86,3 @@ def masks(
         (remark,) if remark else (),
         told,
     )
-
-
-def _pattern(group: str | None) -> re.Pattern[str] | None:
-    if group is None:
-        return None
-    try:
-        found = re.compile(group)
-    except re.error as error:
-        raise ConfigError(f"data.group = {group!r}: no pattern ({error})") from error
-    if found.groups < 1:
-        raise ConfigError(f"data.group = {group!r}: needs brackets round what names whom it is of")
-    return found
