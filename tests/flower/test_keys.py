@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedbn.cli import federation_keys
 from fedbn.cli.main import app
 from fedbn.errors import ConfigError
-from fedbn.flower import credentials, preflight
+from fedbn.flower import credentials, preflight, server_app
 from fedbn.flower.credentials import read_bundle, read_request
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
@@ -163,3 +163,12 @@ def test_a_site_joins_only_under_the_authority_that_was_confirmed(fed, tmp_path:
         federation_keys.known_authority(false, home, None)
     with pytest.raises(ConfigError, match="no key here; `fedbn federation request nyu`"):
         federation_keys.known_authority(bundle, tmp_path / "empty", right)
+
+
+def test_a_second_run_while_one_is_on_is_refused_naming_the_first(fed: FederationFolder) -> None:
+    first, other = (server_app.the_only_run(fed, name) for name in ("first", "other"))
+    with first, pytest.raises(ConfigError, match="run first is on"), other:
+        pass
+    with server_app.the_only_run(fed, "second"):
+        assert (fed.path / "running").read_text() == "second"
+    assert not (fed.path / "running").exists()

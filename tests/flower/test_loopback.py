@@ -87,7 +87,7 @@ def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
         for method in METHODS:
             raw = {**RAW, "methods": [method]}
             run = server_app.run_folder(folder, method.replace("+", "-"))
-            limits = Limits(wait=120, round=120)
+            limits = Limits(wait=300, round=300)
             service = Service(folder.read().id, sites_of(folder), run, limits=limits)
             with server_app.begun(run, raw), grid_of(folder) as grid:
                 tapped[method] = Tapped(grid)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from flwr.app import Context
 from flwr.serverapp import Grid as FlowerGrid, ServerApp
 
@@ -185,8 +186,28 @@ def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: 
     set_environment(folder)
     quicken()
     experiment = checked(raw, where)
-    with service.folder.locked(), grid_of(folder) as grid:
+    only = the_only_run(folder, service.folder.path.name)
+    with service.folder.locked(), only, grid_of(folder) as grid:
         serve(grid, experiment, service)
+
+
+@contextmanager
+def the_only_run(folder: FederationFolder, name: str) -> Iterator[None]:
+    """Refuse a second run while one is on: Flower would end the first."""
+    lock, said = FileLock(folder.path / "run.lock", timeout=0), folder.path / "running"
+    try:
+        lock.acquire()
+    except Timeout as error:
+        other = said.read_text(encoding="utf-8") if said.is_file() else "another"
+        raise ConfigError(
+            f"{folder.path}: run {other} is on; wait for its end, or stop it"
+        ) from error
+    try:
+        said.write_text(name, encoding="utf-8")
+        yield
+    finally:
+        said.unlink(missing_ok=True)
+        lock.release()
 
 
 def run_folder(folder: FederationFolder, name: str) -> RunFolder:
