@@ -52,8 +52,6 @@ class Audit:
         entries: The model's entries; one that has several names is listed once.
         method: The method that keeps exactly what is kept here, or `none`.
         nearest: The method that differs in the fewest entries; `method` itself unless that is none.
-        missed: The BatchNorm entries that leave.
-        extra: The other entries that are kept.
     """
 
     entries: tuple[AuditedEntry, ...]
