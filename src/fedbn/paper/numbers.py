@@ -212,10 +212,17 @@ def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[
     done = [r for r in records if (r["method"], r["setting"], r["seed"]) not in short]
     if not done:
         raise ConfigError("no method, seed and setting of this run has ended yet: nothing to show")
-    return done, tuple(
+    begun = [
         f"left out, not finished: {method} {setting} seed {seed}, round {now} of {rounds}"
         for (method, setting, seed), (now, rounds) in short.items()
-    )
+        if now
+    ]
+    never = [
+        f"{method} {setting} seed {seed}"
+        for (method, setting, seed), (n, _) in short.items()
+        if not n
+    ]
+    return done, (*begun, *([f"left out, not begun: {', '.join(never)}"] if never else []))
 
 
 def _data_facts(run: Path, experiment: Experiment) -> dict[str, list[str]]:
