@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
-from fedbn.core.federation import Split
+from fedbn.core.federation import Split, Targets
 from fedbn.core.metric import Metric
 from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, DataError, unknown
@@ -81,12 +82,11 @@ def predict(
 
 
 def _print_predictions(found: Predictions) -> None:
-    labelled = found.labels is not None
-    rows = [
-        [row[0], row[1], *(row[2:3] if labelled else []), f"{chances.max():.3f}"]
-        for row, chances, _ in zip(found.rows(), found.proba, range(_SHOWN), strict=False)
-    ]
-    titles = ["input", "predicted", *(["label"] if labelled else []), "probability"]
+    words = 2 if found.labels is None else 3  # the input, what is predicted, and what is true
+    titles, rows = found.header()[:words], [r[:words] for r in islice(found.rows(), _SHOWN)]
+    if found.task.targets is Targets.CLASS:
+        titles = [*titles, "probability"]
+        rows = [[*r, f"{p.max():.3f}"] for r, p in zip(rows, found.proba, strict=False)]
     print_table(titles, rows)
     if len(found.inputs) > _SHOWN:
         say(f"the first {_SHOWN} of {len(found.inputs)}; --out FILE writes all, with every class")
