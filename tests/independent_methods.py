@@ -213,12 +213,17 @@ class FedAdagrad(FedOpt):
 
 
 def run(
-    method: FedAvg, start: State, kept: set[str], rounds: Sequence[Mapping[str, Passes]]
+    method: FedAvg,
+    start: State,
+    kept: set[str],
+    rounds: Sequence[Mapping[str, Passes]],
+    lrs: Sequence[float],
 ) -> tuple[State, dict[str, State]]:
     """The shared part and every client's own after the rounds; who is not in a round rests."""
     shared = {n: v for n, v in start.items() if n not in kept}
     homes: dict[str, State] = defaultdict(lambda: {n: start[n] for n in kept})
     for number, given in enumerate(rounds, 1):
+        method.lr = lrs[number - 1]
         updates = []
         for client, passes in given.items():
             after = method.client(client, {**shared, **homes[client]}, passes, number)
