@@ -7,38 +7,27 @@ and picture.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from benchmarks.measuring import Row, seconds
+from benchmarks.measuring import Row, interleaved, seconds
+from benchmarks.sites import CLASSES, FEATURES, ROUNDS, site, write_sites
+from benchmarks.vmap_round import VmapLoop
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.models.networks import mlp
 
-FEATURES, CLASSES, TRAIN, TEST, ROUNDS = 32, 10, 64, 16, 20
-
-
-def site(number: int) -> dict[str, np.ndarray]:
-    """One client's arrays; all classes are there."""
-    draws = np.random.default_rng(number)
-    made = {}
-    for name, count in (("train", TRAIN), ("test", TEST)):
-        labels = draws.integers(0, CLASSES, count)
-        labels[:CLASSES] = range(CLASSES)
-        made[f"{name}_x"] = draws.normal(size=(count, FEATURES)).astype("float32")
-        made[f"{name}_y"] = labels
-    return made
-
-
-def write_sites(folder: Path, clients: int) -> Path:
-    """Write one npz file a client."""
-    folder.mkdir(parents=True)
-    for number in range(clients):
-        np.savez(folder / f"client-{number:05d}.npz", **site(number))
-    return folder
+if TYPE_CHECKING:
+    from benchmarks.bench import Ours
 
 
 def fedbn(*words: object) -> None:
@@ -80,16 +69,7 @@ def commands(peak: float) -> list[Row]:
 
 def engine(peak: float) -> list[Row]:
     """A round of 1,000 small clients beside eager `torch.func.vmap` on the same arrays."""
-    from contextlib import closing
-    from functools import partial
-
-    import torch
-
     from benchmarks.bench import Ours
-    from benchmarks.measuring import interleaved
-    from benchmarks.vmap_round import VmapLoop
-    from fedbn.core.federation import Client, Federation, Split
-    from fedbn.models.networks import mlp
 
     def split(given: dict[str, np.ndarray], name: str) -> Split:
         return Split(*(torch.from_numpy(given[f"{name}_{part}"]) for part in "xy"))
@@ -103,7 +83,22 @@ def engine(peak: float) -> list[Row]:
     build = partial(mlp, CLASSES, (FEATURES,))
     row = Row("MLP, 1,000 clients: eager vmap", "s a round", note="the peer in place of plain")
     with closing(Ours(federation, build, engine="batched")) as ours:
-        return [interleaved(row, VmapLoop(clients, build).round, ours.round, 9)]
+        return [interleaved(row, VmapLoop(clients, build).round, ours.round, 9), *_jax(ours)]
+
+
+def _jax(ours: Ours) -> list[Row]:
+    """The same beside JAX, by turns of three rounds, where an environment with it is named."""
+    python = os.environ.get("FEDBN_PEERS")
+    if not python:
+        print("no row for JAX: FEDBN_PEERS names no Python that has it")
+        return []
+    row = Row("MLP, 1,000 clients: JAX", "s a round", note="jit, vmap over chunks of 50")
+    for _ in range(3):
+        command = [python, str(Path(__file__).with_name("jax_round.py")), "1000", "3"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+        row.plain += map(float, done.stdout.split())
+        row.ours += [seconds(ours.round) for _ in range(3)]
+    return [row]
 
 
 def sharing(peak: float) -> list[Row]:

@@ -96,6 +96,8 @@ def test_what_was_changed_is_listed(finished: Path, tmp_path: Path) -> None:
     found = json.loads(call("compare", finished, copy, "--format", "json").out)
     assert found["configuration"] == [{"key": "training.lr", "a": 0.01, "b": 0.5}]
     assert found["environment"] == []
+    assert call("compare", finished, copy, "--format", "csv").out.startswith("method,client,")
+    assert r"\begin{tabular}" in call("compare", finished, copy, "--format", "latex").out
     text = call("compare", finished, copy, "--format", "md").out
     assert "| training.lr | 0.01 | 0.5 |" in text
 

@@ -22,6 +22,7 @@ from fedbn.results.comparison import (
     score_rows,
     score_titles,
 )
+from fedbn.results.result_table import Grid, Shown, written
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.text import shown
@@ -41,6 +42,9 @@ class Form(StrEnum):
 
     TEXT = "text"
     MD = "md"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
     JSON = "json"
 
 
@@ -54,7 +58,7 @@ def compare(
             help="Which methods: of one run every pair of them, B judged against A; labels too.",
         ),
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="text, md or json.")] = Form.TEXT,
+    form: Annotated[Form, typer.Option("--format", help="How it is written.")] = Form.TEXT,
 ) -> None:
     """Compare two runs, or the methods of one run, by paired tests over their seeds.
 
@@ -92,8 +96,13 @@ def _side(path: Path) -> Side:
 
 
 def _rendered(found: Comparison, form: Form) -> str:
-    if form is Form.MD:
+    if form in (Form.MD, Form.MARKDOWN):
         return markdown(found)
+    if form is not Form.JSON:
+        rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
+        cells = tuple(tuple(Shown(text, best=False) for text in row[1:]) for row in rows)
+        head, *titles = score_titles(found.metric)
+        return written(Grid(head, tuple(titles), tuple(row[0] for row in rows), cells), form)
     return json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
