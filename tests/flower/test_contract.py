@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -20,7 +21,7 @@ from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, run_plan
 from fedbn.flower import server_app, site_app
 from fedbn.flower.membership import Expected
-from fedbn.flower.messages import report_order
+from fedbn.flower.messages import Order, report_order
 from fedbn.flower.policy import Policy
 from fedbn.flower.site import Site
 from fedbn.flower.site_job import SiteOptions
@@ -134,3 +135,9 @@ def test_check_compares_a_sites_table_with_the_contract(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("mid", "severe"))
     said = CliRunner().invoke(app, line).output
     assert "column 'pain': 'severe' is not a category of the contract: low, mid" in said
+
+
+def test_a_site_says_something_of_every_kind_of_order() -> None:
+    order = report_order("fed")
+    for kind in get_args(Order.model_fields["kind"].annotation):
+        assert site_app._done(order.model_copy(update={"kind": kind}))

@@ -132,8 +132,11 @@ def _start_node(bundle: Bundle, home: Path, secret: bytes, port: int) -> Child:
 
 
 def _done(order: Order) -> str:
-    what = {"hello": "checked", "train": f"round {order.round} trained", "score": "scored"}
-    return f"{order.method} seed {order.seed}: {what[order.kind]}"
+    if order.kind == "report":
+        return "said what its data is, in counts and names"
+    what = {"hello": "checked", "score": "scored", "end": "over"}
+    done = what.get(order.kind, f"round {order.round} trained")
+    return f"{order.method} seed {order.seed}: {done}"
 
 
 def _why(node: Child, bundle: Bundle) -> str:
