@@ -22,6 +22,7 @@ from fedbn.flower import messages, server_app
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import KEY, Order
 from fedbn.flower.policy import Approvals, Policy, read_policy
+from fedbn.runs.folder import RunFolder
 
 STRICT = Policy(approval=False)
 KEYS = {name.encode(): name for name in SITES}
@@ -242,3 +243,16 @@ def test_a_policy_is_a_file_that_names_what_is_wrong_with_it(tmp_path: Path) -> 
         file.write_text(text)
         with pytest.raises(ConfigError, match=reason):
             read_policy(file)
+
+
+def test_a_run_that_waited_in_vain_is_continued_by_the_same_command(tmp_path: Path) -> None:
+    place = RunFolder(tmp_path / "run")
+
+    def wait() -> None:
+        place.metrics.write_bytes(b"")
+        raise NotApproved("nobody approved it")
+
+    with pytest.raises(NotApproved), server_app.begun(place, RAW):
+        wait()
+    with server_app.begun(place, RAW):
+        assert place.request.exists()

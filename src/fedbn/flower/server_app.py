@@ -19,7 +19,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid as FlowerGrid, ServerApp
 
 from fedbn.core.plan import remarks
-from fedbn.errors import ConfigError, FedbnError, TooFewClients
+from fedbn.errors import ConfigError, FedbnError, NotApproved, TooFewClients
 from fedbn.experiments import configuration
 from fedbn.experiments.configuration import checked, read_toml, with_settings
 from fedbn.experiments.data_survey import SiteReport, proposed
@@ -222,6 +222,8 @@ def begun(place: RunFolder, raw: Mapping[str, Any]) -> Iterator[None]:
     made = place.begin(raw) if new else []
     try:
         yield
+    except (NotApproved, TooFewClients):
+        raise  # the same command goes on once they are there
     except Exception:
         if new and not place.config.exists():
             place.abandon(made)
