@@ -35,6 +35,7 @@ from fedbn.registry import Held
 from fedbn.runs.folder import PLAIN_NAME
 
 _MAX_BYTES = 4_000_000
+_MOST_KEYS = 10_000
 _TEXT = "json"
 SHARED = "shared"
 AFFINE = "affine"
@@ -249,17 +250,29 @@ def what_is_in(content: RecordDict) -> dict[str, Any]:
     """What a log says of a message: bytes, and the names and the hash of what is in its arrays."""
     arrays = {
         name: {
-            "entries": sorted(from_bytes(array.data)),
+            "entries": _keys(array.data[8 : 8 + int.from_bytes(array.data[:8], "little")]),
             "sha256": hashlib.sha256(array.data).hexdigest(),
         }
         for name, record in content.array_records.items()
         for array in record.values()
     }
     fields = {
-        name: sorted(json.loads(str(record.get(_TEXT, "{}"))))
+        name: _keys(str(record.get(_TEXT, "{}")).encode())
         for name, record in content.config_records.items()
     }
     return {"bytes": length(content), "fields": fields, "arrays": arrays}
+
+
+def _keys(text: bytes) -> list[str]:
+    """The keys of a document or of a safetensors header; none where a stranger sent no such thing.
+
+    What came is logged before it is believed; who reads it refuses it and says why.
+    """
+    try:
+        found = json.loads(text) if len(text) <= _MAX_BYTES else None
+    except (ValueError, RecursionError):
+        return []
+    return sorted(found)[:_MOST_KEYS] if isinstance(found, dict) else []
 
 
 def length(content: RecordDict) -> int:
