@@ -243,6 +243,7 @@ def test_what_was_received_is_a_copy_and_what_was_sent_stays() -> None:
             {"optimizer_args": {"momentum": 0.9}},
             "scaffold is defined for steps of plain SGD, not for SGD, momentum",
         ),
+        ("scaffold", {"clip_norm": 1.0}, "scaffold is defined for steps of plain SGD, not for SGD"),
         (
             "scaffold",
             {"weighting": "examples"},
