@@ -24,6 +24,7 @@ seeds = [0]
 [training]
 rounds = 1
 local_steps = 1
+batch_size = "full"
 [model]
 name = "sites_own:net"
 """
@@ -57,7 +58,7 @@ class Mixed(Federation):
     def join(self, site: str, modules: Path, classes: tuple[str, ...] = ("ill", "well")) -> None:
         data = self.root / f"{site}-{'-'.join(classes)}"
         data.mkdir(exist_ok=True)
-        x, y = np.random.default_rng(0).normal(size=(8, 3)), np.arange(8) % 2
+        x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
         parts = {"train_x": x, "train_y": y, "test_x": x, "test_y": y}
         np.savez(data / f"{site}.npz", classes=np.array(classes), **parts)
         self.start_site(site, "--trust", "sites_own", data=str(data), path=modules)

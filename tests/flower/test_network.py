@@ -161,7 +161,7 @@ def test_a_clock_that_is_wrong_is_named(federation: Wired, tmp_path, seconds, si
 @pytest.mark.shows("F43")
 def test_a_model_larger_than_a_message_may_be_passes_in_pieces(federation: Wired) -> None:
     """Flower cuts arrays into pieces of 5 MiB; this model needs several."""
-    file, raw = federation.experiment(1, steps=1)
+    file, raw = federation.experiment(1, steps=3)
     wide = {**raw, "model": {"name": "small_cnn", "args": {"width": 160}}}
     finished(federation.run(file, "wide", "--set", "model.args={width=160}"))
     assert federation.numbers("wide") == in_embedded(wide)
