@@ -12,10 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbn import methods, models, registry
 from fedbn.core.federation import Split
+from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.method import Method
 from fedbn.core.plan import Training
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import ClientWork, initial_state, local_train
+from fedbn.core.rounds import initial_state
 from fedbn.core.rule import ROUNDS
 from fedbn.core.selectors import module_paths
 from fedbn.core.state import entries

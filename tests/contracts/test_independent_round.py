@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedbn.core.federation import Client, Federation
+from fedbn.core.local_training import batches
 from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator
-from fedbn.core.rounds import RunState, batches, participants
+from fedbn.core.rounds import RunState, participants
 from fedbn.experiments.runner import run_plan
 from fedbn.methods import paper, parse_method
 from fedbn.models.networks import mlp

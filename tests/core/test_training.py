@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fedbn.core.federation import Split
+from fedbn.core.local_training import ClientWork, batches, local_train, make_optimizer
 from fedbn.core.method import Proximal
 from fedbn.core.plan import Training
-from fedbn.core.rounds import ClientWork, batches, local_train, make_optimizer
 from fedbn.core.scoring import evaluate
 from fedbn.core.task import CLASSIFICATION, measure
 from fedbn.methods.paper import fedavg

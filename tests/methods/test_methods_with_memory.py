@@ -15,9 +15,10 @@ from torch import Tensor
 
 import independent_methods as by_hand
 from fedbn.core.federation import Client, Federation
+from fedbn.core.local_training import batches
 from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator
-from fedbn.core.rounds import Outcome, Refusal, RunState, batches, initial_state, run_round
+from fedbn.core.rounds import Outcome, Refusal, RunState, initial_state, run_round
 from fedbn.core.state import Kind, entries
 from fedbn.methods import parse_method
 from fedbn.models.networks import mlp

@@ -1,39 +1,28 @@
 """One round, Algorithm 1 of the paper: old state in, new state out, whatever the engine.
 
-From top to bottom: what a run carries, the round, one client's part of it, which updates count, and
-the numbers that a round gives.
+From top to bottom: what a run carries, the round, one client's part of it (`local_training` has its
+steps), which updates count, and the numbers that a round gives.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedbn.core.aggregation import Weighted
-from fedbn.core.federation import AnySplit, Client
+from fedbn.core.federation import Client
+from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.packing import Pack, StateLayout
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator, number
 from fedbn.core.replica import Replica
-from fedbn.core.rule import (
-    Asked,
-    Change,
-    ClientRound,
-    Memories,
-    Rule,
-    Term,
-    Trained,
-    word_of,
-    wrapped,
-)
-from fedbn.core.state import Entry, State, entries, is_batchnorm
-from fedbn.core.task import CLASSIFICATION, Loss
+from fedbn.core.rule import Asked, ClientRound, Memories, Rule, Trained, word_of, wrapped
+from fedbn.core.state import Entry, State, entries
 from fedbn.core.user_code import contained
 from fedbn.errors import DataError, FedbnError, TooFewClients, reason
 
@@ -219,120 +208,6 @@ def _clients_of_rules(
     ]
 
 
-@dataclass(frozen=True)
-class ClientWork:
-    """One local training of a client.
-
-    Attributes:
-        model: The client's joined model; trained in place.
-        data: What it trains on.
-        training: Optimiser and batch size; the optimiser starts anew each time.
-        steps: How many batches.
-        draws: Decides the order of samples, and their augmentation.
-        terms: Added to the loss.
-        changes: Called in turn between the backward pass and the step.
-        only: The `id` of the parameters and buffers that are changed at all; None for all.
-        loss: What is minimised, of outputs and targets.
-        layout: Lays a batch out in memory as the model takes it.
-    """
-
-    model: nn.Module
-    data: AnySplit
-    training: Training
-    steps: int
-    draws: torch.Generator
-    terms: Sequence[Term] = ()
-    changes: Sequence[Change] = ()
-    only: Set[int] | None = None
-    loss: Loss = CLASSIFICATION.loss
-    layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
-
-
-def local_train(work: ClientWork) -> Trained:
-    """Train a client's model, in place; gives the mean loss seen on the way."""
-    model, data, training = work.model, work.data, work.training
-    sizes = training.sizes(len(data))
-    order = batches(len(data), sizes, work.steps, work.draws)
-    total, seen = torch.zeros((), dtype=torch.float64, device=data.device), 0
-    with trained_alone(model, work.only) as parameters:
-        optimizer = make_optimizer(parameters, training)
-        for x, y in data.stream(order, work.draws.initial_seed(), len(sizes)):
-            if data.augment is not None:
-                x = data.augment(x, work.draws)
-            optimizer.zero_grad(set_to_none=True)
-            with autocast(training):
-                outputs = model(work.layout(x))
-                loss = whole = work.loss(outputs, y)
-                for term in work.terms:
-                    whole = whole + term(model, (x, y), outputs)
-            whole.backward()
-            for change in work.changes:
-                change()
-            if training.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, training.clip_norm)
-            optimizer.step()
-            total += loss.detach() * len(y)
-            seen += len(y)
-        optimizer.zero_grad(set_to_none=True)
-    return Trained(float(total) / seen, work.steps, training.lr)
-
-
-@contextmanager
-def trained_alone(model: nn.Module, only: Set[int] | None = None) -> Iterator[Sequence[Tensor]]:
-    """Put a model into training mode, and give the parameters that are stepped.
-
-    Others get no gradient, and BatchNorm whose statistics must not change is evaluated.
-    """
-    model.train()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if only is None:
-        yield parameters
-        return
-    for module in model.modules():
-        if is_batchnorm(module) and not any(id(b) in only for b in module.buffers()):
-            module.eval()
-    still = [p for p in parameters if id(p) not in only]
-    try:
-        for parameter in still:
-            parameter.requires_grad_(False)
-        yield [p for p in parameters if id(p) in only]
-    finally:
-        for parameter in still:
-            parameter.requires_grad_(True)
-
-
-def autocast(training: Training) -> AbstractContextManager[object]:
-    """Compute in the type that `training.amp` names, where torch holds that safe."""
-    if training.amp is None:
-        return nullcontext()
-    return torch.autocast(torch.device(training.device).type, getattr(torch, training.amp))
-
-
-def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:
-    """Yield `steps` batches of indices, in passes over `n` samples, each in a new order.
-
-    Args:
-        n: Samples to draw from.
-        sizes: The batches of a pass; see `Training.sizes`.
-        steps: How many batches.
-        draws: Decides the orders.
-
-    Examples:
-        >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]
-        [3, 4, 3]
-    """
-    for done in range(0, steps, len(sizes)):
-        parts = torch.randperm(n, generator=draws)[: sum(sizes)].split(sizes)
-        yield from parts[: steps - done]
-
-
-def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
-    """Make a client's optimiser; it starts anew each round."""
-    build = getattr(torch.optim, training.optimizer)
-    made: torch.optim.Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
-    return made
-
-
 def failure(client: Client, what: str, error: Exception) -> Refusal:
     """Make a refusal of an error in a client's own code or data."""
     log.debug("client %s failed", client.name, exc_info=True)
@@ -384,7 +259,8 @@ def absurd(update: Pack, before: Pack) -> str | None:
     Examples:
         >>> import torch
         >>> from torch import nn
-        >>> from fedbn.core.packing import StateLayout
+        >>> from fedbn.core.local_training import ClientWork, local_train
+    from fedbn.core.packing import StateLayout
         >>> from fedbn.core.state import entries
         >>> layer = nn.Linear(2, 1)
         >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())

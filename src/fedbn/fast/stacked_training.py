@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import AnySplit, Client, all_targets
+from fedbn.core.local_training import make_optimizer
 from fedbn.core.method import Proximal
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
@@ -27,7 +28,6 @@ from fedbn.core.rounds import (
     RunState,
     Update,
     examined,
-    make_optimizer,
     surely_near,
     train_client,
 )

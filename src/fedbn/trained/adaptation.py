@@ -26,9 +26,9 @@ from typing import Any, Literal, get_args
 from fedbn.core.bn_statistics import CHUNK
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Client, Split, blank_targets
+from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.randomness import divided as in_two, generator, number, seeded
-from fedbn.core.rounds import ClientWork, local_train
 from fedbn.core.state import Kind, State, entries
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
