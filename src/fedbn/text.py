@@ -6,6 +6,8 @@ r"""Words for people: names of others shown safely in a line, Markdown or CSV; n
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -79,6 +81,18 @@ def no_formula(cell: str) -> str:
     """
     risky = cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if risky else cell
+
+
+def csv_text(lines: Iterable[Iterable[str]]) -> str:
+    r"""Write a table as CSV that is safe to open in a spreadsheet.
+
+    Examples:
+        >>> csv_text([["a, b", "=1+1"]])
+        '"a, b",\'=1+1\n'
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(no_formula, line) for line in lines)
+    return text.getvalue()
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
 import json
 import math
 import platform
@@ -20,7 +18,7 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
 from fedbn.results.result_table import latex
 from fedbn.runs.folder import explained, to_json, write_atomically
-from fedbn.text import harmless, no_formula
+from fedbn.text import harmless
 
 PAPER, DIFFERENCE, INTERVAL = "paper", "ours − paper", "95 % interval"
 _APART = "Intervals of ours − paper hold both spreads (Welch; the paper's five trials)."
@@ -77,13 +75,9 @@ def to_latex(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Write one line a cell, with all that is known of it, for a program."""
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow([*table.head, "column", "ours", "std", "seeds", "low", "high", "paper",
-                     "paper_std", "difference", "difference_low", "difference_high"])  # fmt: skip
-    for row in table.rows:
-        writer.writerows(_csv_lines(row, table))
-    return content.getvalue()
+    head = [*table.head, "column", "ours", "std", "seeds", "low", "high", "paper", "paper_std",
+            "difference", "difference_low", "difference_high"]  # fmt: skip
+    return text.csv_text([head, *(line for row in table.rows for line in _csv_lines(row, table))])
 
 
 def _csv_lines(row: Row, table: Table) -> Iterator[list[str]]:
@@ -93,7 +87,7 @@ def _csv_lines(row: Row, table: Table) -> Iterator[list[str]]:
             numbers = (cell.ours, cell.std, cell.seeds, low, high, cell.paper, cell.paper_std)
             apart = (cell.difference, *(cell.apart or (None, None)))
             shown = ["" if value is None else f"{value:.6g}" for value in (*numbers, *apart)]
-            yield [*map(no_formula, row.label), no_formula(column), *shown]
+            yield [*row.label, column, *shown]
 
 
 _NOTHING = Cell(math.nan)

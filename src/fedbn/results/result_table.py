@@ -6,8 +6,6 @@ says how their scores spread, and names the worst.
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 from fedbn.results import display_name
 from fedbn.results.aggregate import MEAN, Cell, Row, Summary
-from fedbn.text import no_formula, short, shown, table
+from fedbn.text import csv_text, short, shown, table
 
 MOST = 12
 _WORST = 5
@@ -158,9 +156,7 @@ def written(grid: Grid, form: str) -> str:
     ]
     if form == "markdown":
         return table(lines[0], lines[1:]) + "\n"
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(map(no_formula, line) for line in lines)
-    return stream.getvalue()
+    return csv_text(lines)
 
 
 def _latex(grid: Grid) -> str:

@@ -11,8 +11,6 @@ Who may use whose model: every client's model on every domain's test data.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ from fedbn.core.federation import AnySplit, Targets, all_targets
 from fedbn.core.metric import Metric
 from fedbn.core.task import CLASSIFICATION
 from fedbn.tasks.making import evaluated
-from fedbn.text import no_formula
+from fedbn.text import csv_text
 from fedbn.trained.trained_run import Trained, predictions
 
 Floats = NDArray[np.float64]
@@ -155,16 +153,13 @@ class Matrix:
 
     def to_csv(self) -> bytes:
         """Render one row a metric, client and domain."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["metric", "client", "domain", "samples", "value", "low", "high"])
+        lines = [["metric", "client", "domain", "samples", "value", "low", "high"]]
         for metric, rows in self.values.items():
             for client, row in rows.items():
                 for domain, value in row.items():
                     numbers = ["" if v is None else f"{v:.6g}" for v in _plain(value)]
-                    names = [metric, client, domain, str(self.samples[domain])]
-                    writer.writerow(map(no_formula, [*names, *numbers]))
-        return text.getvalue().encode()
+                    lines.append([metric, client, domain, str(self.samples[domain]), *numbers])
+        return csv_text(lines).encode()
 
 
 def evaluate_all(

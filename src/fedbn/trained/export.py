@@ -84,7 +84,7 @@ def export(
     facts = _facts(trained, client, format, folded)
     content = chosen.save(model, tuple(x.shape[1:]), facts)
     agreement = _checked(original, chosen.load(content, model), x, inputs)
-    text = model_card(trained, client, facts, agreement.__dict__, file.name, len(content))
+    text = model_card(trained, facts, agreement.__dict__, file.name, len(content))
     with explained(file.parent, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)

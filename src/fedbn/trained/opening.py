@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from torch import nn
@@ -106,7 +107,7 @@ def open_run(
     own = _maker(job, model)
     given = None if data is None else given_federation(data, job.setting.experiment.data)
     facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
-    loader = _Loader(folder, job.setting.experiment, given, notes)
+    loader = _loader(folder, job.setting.experiment, given, notes)
     known = sketch(facts) if facts else loader()
     choice = TaskChoice(task, loss, metrics)
     _check_task(job, choice)
@@ -119,29 +120,30 @@ def open_run(
     return Trained(plan, state, records, folder.path, sites, loader, facts)
 
 
-class _Loader:
-    """Loads a run's data, once."""
+def _loader(
+    folder: RunFolder, experiment: Experiment, given: Federation | None, notes: Notes
+) -> Callable[[], Federation]:
+    """Make what loads a run's data, once."""
 
-    def __init__(
-        self, folder: RunFolder, experiment: Experiment, given: Federation | None, notes: Notes
-    ):
-        self._folder, self._notes = folder, notes
-        self._experiment = experiment
-        self._given = given
-        self._found: Federation | None = None
+    @cache
+    def load() -> Federation:
+        section = experiment.data
+        if given is None and section.name == IN_PYTHON:
+            raise _in_python(f"{folder.path}: its data", "data", ", or name a data set with --data")
+        found = Planner(given).federation(section)
+        if given is None:
+            for text in named_files(section.path, section):
+                notes(text)
+        return found
 
-    def __call__(self) -> Federation:
-        if self._found is None:
-            if self._given is None and self._experiment.data.name == IN_PYTHON:
-                raise ConfigError(
-                    f"{self._folder.path}: its data was given in Python and is not on disk; "
-                    "open it with open_run(..., data=...), or name a data set with --data"
-                )
-            self._found = Planner(self._given).federation(self._experiment.data)
-            if self._given is None:
-                for text in named_files(self._experiment.data.path, self._experiment.data):
-                    self._notes(text)
-        return self._found
+    return load
+
+
+def _in_python(what: str, argument: str, otherwise: str = "") -> ConfigError:
+    return ConfigError(
+        f"{what} was given in Python and is not on disk; open it with "
+        f"open_run(..., {argument}=...){otherwise}"
+    )
 
 
 def job_of(path: str | Path, method: str, setting: str, seed: int) -> Job:
@@ -190,26 +192,18 @@ def _maker(
         kept = model
         return lambda: copy.deepcopy(kept)
     if model is None and job.setting.experiment.model.name == IN_PYTHON:
-        raise ConfigError(
-            "the run's model was given in Python and is not on disk; open it with "
-            "open_run(..., model=...), the model or the function that makes it"
-        )
+        raise _in_python("the run's model", "model", ", the model or the function that makes it")
     return model
 
 
 def _check_task(job: Job, given: TaskChoice) -> None:
     section = job.setting.experiment.task
-    named: dict[str, list[str | None]] = {
-        "task": [section.name],
-        "loss": [section.loss],
-        "metrics": [*(section.metrics or [])],
-    }
+    named: Mapping[str, Sequence[str | None]] = {
+        "task": [section.name], "loss": [section.loss], "metrics": section.metrics or []
+    }  # fmt: skip
     for what, names in named.items():
         if IN_PYTHON in names and getattr(given, what) is None:
-            raise ConfigError(
-                f"the run's {what} was given in Python and is not on disk; open it with "
-                f"open_run(..., {what}=...)"
-            )
+            raise _in_python(f"the run's {what}", what)
 
 
 def _without_data(job: Job) -> Job:
@@ -233,8 +227,9 @@ def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
         )
     for text in found.damaged:
         notes(f"{text}; the one before it is used")
-    if found.round < _rounds(job) and not folder.stopped(*job.key):
-        notes(f"the run is at round {found.round} of {_rounds(job)}")
+    rounds = job.setting.experiment.training.total_rounds
+    if found.round < rounds and not folder.stopped(*job.key):
+        notes(f"the run is at round {found.round} of {rounds}")
     if found.state.round < found.round:
         notes(f"round {found.state.round} is used, the best of {found.round} on validation data")
     return found.state
@@ -252,7 +247,3 @@ def _check_local(place: Path) -> None:
                 f"{path}: the clients' local parts are not here; in a federation they lie at the "
                 "sites, so only a site can use its model"
             )
-
-
-def _rounds(job: Job) -> int:
-    return job.setting.experiment.training.total_rounds

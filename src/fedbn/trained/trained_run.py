@@ -7,9 +7,7 @@ Predictions as a table: one row an input, safe to open in a spreadsheet.
 
 from __future__ import annotations
 
-import csv
 import importlib.util
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -31,7 +29,7 @@ from fedbn.data.arrays import labels_of, tensor_of
 from fedbn.data.new_samples import Samples, check_shape
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
-from fedbn.text import no_formula
+from fedbn.text import csv_text
 from fedbn.trained.local_parts import Site
 
 _SCALED = 1.01
@@ -362,11 +360,7 @@ class Predictions:
 
     def to_csv(self) -> bytes:
         """Render all rows as CSV, in UTF-8."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(map(no_formula, self.header()))
-        writer.writerows(map(no_formula, row) for row in self.rows())
-        return text.getvalue().encode()
+        return csv_text([self.header(), *self.rows()]).encode()
 
 
 def predict(trained: Trained, client: str, samples: Samples, chunk: int = 256) -> Predictions:
