@@ -34,6 +34,12 @@ def _freed_memory() -> None:
     benchmarks.bench.keep_freed_memory = lambda: None
 
 
+def _weight_gradients() -> None:
+    import fedbn.fast
+
+    fedbn.fast.worth_it = lambda model: False
+
+
 def _folding() -> None:
     import fedbn.fast
 
@@ -50,12 +56,13 @@ WITHOUT: dict[str, Callable[[], None]] = {
     "nothing": _nothing,
     "channels last": _channels_last,
     "freed memory": _freed_memory,
+    "weight gradients": _weight_gradients,
     "folding": _folding,
     "blocks in scoring": _blocks_in_scoring,
 }
 ROWS = {
-    "digits": ["nothing", "channels last", "freed memory"],
-    "alexnet": ["nothing", "channels last", "freed memory"],
+    "digits": ["nothing", "channels last", "freed memory", "weight gradients"],
+    "alexnet": ["nothing", "channels last", "freed memory", "weight gradients"],
     "evaluation": ["nothing", "blocks in scoring", "freed memory", "folding"],
     "averaging": ["nothing", "freed memory"],
 }

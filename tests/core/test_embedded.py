@@ -26,6 +26,7 @@ from fedbn.errors import Interrupted, TooFewClients
 from fedbn.experiments.jobs import Event
 from fedbn.experiments.runner import run_plan as run
 from fedbn.fast import allocator
+from fedbn.fast.weight_gradients import IdleCores
 from fedbn.methods.paper import centralized, fedavg, fedbn, silobn, singleset
 from tiny import bn_net, dropout_net, federation, plain_net, plan, same, same_runs
 
@@ -112,7 +113,9 @@ def picture_net() -> nn.Module:
 
 
 @pytest.mark.parametrize("model", [picture_net, lambda: picture_net().append(nn.Dropout(0.2))])
-def test_pictures_give_the_same_bits_with_any_number_of_workers(model: Callable[[], nn.Module]):
+def test_gradients_left_to_idle_cores_change_no_bit(
+    model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+):
     def pictures(split: Split) -> Split:
         x = torch.randn(len(split), 1, 8, 8, generator=torch.Generator().manual_seed(len(split)))
         return replace(split, x=x + split.x.mean(1)[:, None, None, None])
@@ -122,9 +125,18 @@ def test_pictures_give_the_same_bits_with_any_number_of_workers(model: Callable[
         for c in federation(12, 9, 21).clients
     ]
     data = Federation("pictures", tuple(clients), ("0", "1"))
+    monkeypatch.setattr("fedbn.fast.weight_gradients._WORTH_IT", 0)
+    asked: list[object] = []
+    submit = IdleCores.submit
+    monkeypatch.setattr(IdleCores, "submit", lambda h, work: asked.append(work) or submit(h, work))
     alone = run(plan(fedbn(), data, model, rounds=3), workers=1)
+    assert not asked
     for workers in (2, 3, 5):
         assert same_runs(run(plan(fedbn(), data, model, rounds=3), workers=workers), alone)
+    assert asked
+    asked.clear()
+    run(plan(fedbn(), data, model, fast=False), workers=3)
+    assert not asked
 
 
 def test_augmentation_does_not_depend_on_the_workers(vectors: Federation):

@@ -24,7 +24,7 @@ IMAGES = (3, 16, 16)
 
 
 class Large(nn.Module):
-    """More than a million parameters."""
+    """More than a million parameters, so that weight gradients are computed beside the pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,9 @@ def test_what_was_chosen_is_said() -> None:
     assert chosen(made("digit_cnn", True)) == {
         "engine": "plain",
         "memory_format": "channels_last",
+        "weight_gradients": "beside the pass",
     }
+    assert chosen(made("joined", True))["weight_gradients"] == "in the pass"
     assert chosen(replace(made("mlp", True), engine="batched")) == {"engine": "batched"}
     assert speedups(made("large", False)) is PLAIN
 

@@ -151,6 +151,7 @@ class OneByOne:
         slower = has_bn and speedups is not PLAIN and any(r.folded is None for r in replicas)
         self._plan = plan
         self._pool = Pool(replicas)
+        self._speedups = speedups
         said = ["clients are scored without folding BatchNorm: slower"] if slower else []
         self.notes = [*found.notes, *said]
         self.repeatable = found.repeats and device == "cpu"
@@ -182,6 +183,7 @@ class OneByOne:
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
+        self._speedups.close()
 
 
 def measured_or_refused(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:

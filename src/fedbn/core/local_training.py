@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,33 @@ from fedbn.core.plan import Training
 from fedbn.core.rule import Change, Term, Trained
 from fedbn.core.state import is_batchnorm
 from fedbn.core.task import CLASSIFICATION, Loss
+
+
+class Passes:
+    """How batches go through one model while it trains: as torch does it.
+
+    Args:
+        layout: Lays a batch out in memory as the model takes it.
+    """
+
+    def __init__(self, layout: Callable[[Tensor], Tensor] = Tensor.contiguous):
+        self._layout = layout
+
+    @contextmanager
+    def training(
+        self, work: ClientWork, parameters: Sequence[Tensor]
+    ) -> Iterator[torch.optim.Optimizer]:
+        """Give a client's optimiser; entered while the client trains."""
+        yield make_optimizer(parameters, work.training)
+
+    def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
+        """Pass a batch through the model."""
+        found: Tensor = model(self._layout(x))
+        return found
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute all gradients that the optimiser needs."""
+        loss.backward()
 
 
 @dataclass(frozen=True)
@@ -30,7 +57,7 @@ class ClientWork:
         changes: Called in turn between the backward pass and the step.
         only: The `id` of the parameters and buffers that are changed at all; None for all.
         loss: What is minimised, of outputs and targets.
-        layout: Lays a batch out in memory as the model takes it.
+        passes: How batches go through the model.
     """
 
     model: nn.Module
@@ -42,27 +69,29 @@ class ClientWork:
     changes: Sequence[Change] = ()
     only: Set[int] | None = None
     loss: Loss = CLASSIFICATION.loss
-    layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
+    passes: Passes = field(default_factory=Passes)
 
 
 def local_train(work: ClientWork) -> Trained:
     """Train a client's model, in place; gives the mean loss seen on the way."""
-    model, data, training = work.model, work.data, work.training
+    model, data, training, passes = work.model, work.data, work.training, work.passes
     sizes = training.sizes(len(data))
     order = batches(len(data), sizes, work.steps, work.draws)
     total, seen = torch.zeros((), dtype=torch.float64, device=data.device), 0
-    with trained_alone(model, work.only) as parameters:
-        optimizer = make_optimizer(parameters, training)
+    with (
+        trained_alone(model, work.only) as parameters,
+        passes.training(work, parameters) as optimizer,
+    ):
         for x, y in data.stream(order, work.draws.initial_seed(), len(sizes)):
             if data.augment is not None:
                 x = data.augment(x, work.draws)
             optimizer.zero_grad(set_to_none=True)
             with autocast(training):
-                outputs = model(work.layout(x))
+                outputs = passes.outputs(model, x)
                 loss = whole = work.loss(outputs, y)
                 for term in work.terms:
                     whole = whole + term(model, (x, y), outputs)
-            whole.backward()
+            passes.backward(whole)
             for change in work.changes:
                 change()
             if training.clip_norm is not None:

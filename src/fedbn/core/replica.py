@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbn.core.bn_folding import FoldedModel
+from fedbn.core.local_training import Passes
 from fedbn.core.method import Method
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.randomness import seeded
@@ -30,14 +31,16 @@ class Speedups:
     """What is done for speed alone; by default nothing.
 
     Attributes:
-        layout: Lays a batch out in memory as the model takes it.
+        passes: Gives a model the passes it is trained with.
         scoring: Gives a model the one that is scored in its place; None for itself.
         chosen: What was chosen, in words for a run's records.
+        close: Ends the threads of it.
     """
 
-    layout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous
+    passes: Callable[[], Passes] = Passes
     scoring: Callable[[nn.Module], FoldedModel | None] = lambda model: None
     chosen: Mapping[str, str] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
 
 
 PLAIN = Speedups()
@@ -95,7 +98,7 @@ class Replica:
             for name in module._non_persistent_buffers_set
         ]
         self.folded = None if habits.scoring else speedups.scoring(self.model)
-        self.layout = speedups.layout
+        self.passes = speedups.passes()
 
     def load(self, shared: Pack, local: Pack) -> None:
         """Become the client with this local part."""

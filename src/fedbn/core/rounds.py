@@ -167,7 +167,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
             asked.changes,
             None if only is None else {id(replica.tensors[name]) for name in only},
             plan.loss(client),
-            replica.layout,
+            replica.passes,
         )
         with replica.trained_on(asked.on):
             return local_train(work)

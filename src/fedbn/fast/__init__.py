@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+
 from fedbn.core.bn_folding import fold
 from fedbn.core.engine import Crew, OneByOne, cores
+from fedbn.core.local_training import Passes
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Speedups
 from fedbn.fast.memory_formats import fastest
 from fedbn.fast.stacked_training import Stacks
+from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, worth_it
 
 
 def make_crew(plan: Plan, workers: int = 0) -> Crew:
@@ -21,22 +25,33 @@ def make_crew(plan: Plan, workers: int = 0) -> Crew:
     wanted = workers or cores()
     if plan.engine == "batched":
         return Stacks(plan, wanted)
-    return OneByOne(plan, wanted, speedups(plan))
+    return OneByOne(plan, wanted, speedups(plan, wanted))
 
 
-def speedups(plan: Plan, client: int = 0) -> Speedups:
+def speedups(plan: Plan, workers: int = 1, client: int = 0) -> Speedups:
     """Choose what may be done for a plan, from its model as it begins and the shape of samples.
 
     Args:
         plan: What is run.
+        workers: Cores; those that are idle compute weight gradients.
         client: Whose samples it is tried on; a site has its own alone.
     """
     if not plan.training.fast or plan.training.amp:
         return PLAIN
     sample = plan.federation.clients[client].train.batch(slice(0, 2))[0].cpu()
     layout = fastest(plan.initial_model, sample)
+    beside = torch.device(plan.training.device).type == "cpu" and worth_it(plan.initial_model)
+    helpers = IdleCores(workers) if beside and workers > 1 else None
     scoring = partial(fold, x=sample.to(plan.training.device))
-    return Speedups(layout, scoring, {"memory_format": layout.__name__})
+    return Speedups(
+        partial(OverlappedPasses, layout, helpers) if beside else partial(Passes, layout),
+        scoring,
+        {
+            "memory_format": layout.__name__,
+            "weight_gradients": "beside the pass" if beside else "in the pass",
+        },
+        helpers.close if helpers else lambda: None,
+    )
 
 
 def chosen(plan: Plan) -> dict[str, str]:
