@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import signal
 import zipfile
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commanding import call, write_sites
+from commanding import call, records, write_sites
 
 Arrays = dict[str, Any]
 
@@ -108,6 +109,33 @@ def test_a_class_absent_at_one_client_is_only_a_warning(tmp_path: Path) -> None:
     answer = call("run", "--data", sites, "--model", "mlp", "--dry-run")
     assert answer.code == 0
     assert "client b has no training sample of class 1" in answer.err
+
+
+@pytest.mark.shows("D32")
+@pytest.mark.parametrize("validation", [0, 0.2])
+def test_extreme_imbalance_is_pointed_out_and_trains(validation: float, tmp_path: Path) -> None:
+    """2,000 samples with one of the rare class here, ten samples there."""
+    sites, draws = tmp_path / "sites", np.random.default_rng(0)
+    sites.mkdir()
+    for name, n, rare in (("large", 2000, 1), ("small", 10, 5)):
+        x, y = draws.normal(size=(n, 6)).astype("float32"), np.zeros(n, int)
+        y[:rare] = 1
+        np.savez(sites / name, train_x=x, train_y=y, test_x=x + 0.01, test_y=y)
+    (finding,) = json.loads(call("data", "check", sites, "--json").out)["findings"]
+    assert (finding["severity"], finding["site"]) == ("warning", "large")
+    assert finding["text"] == "very unequal classes: from 1 to 1999 samples"
+    small = ("--model", "mlp", "--rounds", 2, "--seed", 0, "--method", "fedbn")
+    metric = 'evaluation.metrics=["balanced_accuracy"]'
+    asked = ("--set", f"evaluation.validation={validation}", "--set", metric)
+    answer = call("run", "--data", sites, *small, *asked, "--out", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    told = records(tmp_path / "out" / "metrics.jsonl")
+    assert all(math.isfinite(record["value"]) for record in told)
+    assert not [record for record in told if record["metric"] == "refused"]
+    last = {(r["client"], r["metric"]): r["value"] for r in told if r["split"] == "test"}
+    assert last["large", "accuracy"] > 0.99
+    assert last["large", "balanced_accuracy"] <= 0.75  # one sample says little, and it is shown
+    assert {client for client, _ in last} == {"large", "small"}
 
 
 def test_warnings_are_heard_in_a_run_too(tmp_path: Path) -> None:

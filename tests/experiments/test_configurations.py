@@ -1,4 +1,4 @@
-"""Any configuration is an error of ours or a list of jobs, nothing else (C18)."""
+"""Any configuration is an error of ours or a list of jobs with plans, nothing else (C18)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from fedbn.errors import ConfigError
+from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import (
     checked,
     parsed,
@@ -16,7 +16,12 @@ from fedbn.experiments.configuration import (
     with_absolute_paths,
     with_settings,
 )
-from fedbn.experiments.jobs import jobs
+from fedbn.experiments.jobs import Job, jobs
+from fedbn.experiments.planner import Planner
+from limits import a_gigabyte
+from tiny import federation
+
+DATA = federation(12, 12, 12)
 
 PARTS = [
     "fedbn",
@@ -120,6 +125,15 @@ def check(raw: dict[str, Any]) -> None:
         return
     assert found
     assert len({job.key for job in found}) == len(found)
+    plan(found[-1])
+
+
+def plan(job: Job) -> None:
+    """Go on to where training would begin: model, optimiser, schedule and task are made."""
+    with a_gigabyte(), suppress(FedbnError):
+        made = Planner(federation=DATA).plan(job)
+        assert made.method.name == job.method.name
+        assert len(made.federation.clients) == (1 if job.method.pooled else 3)
 
 
 @pytest.mark.shows("C18")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +81,31 @@ def test_changed_data_at_a_site_is_refused(bench: Bench) -> None:
     site.__dict__["_federation"] = type(federation)(federation.name, (smaller,), federation.classes)
     with pytest.raises(DataError, match="the data changed since the run began"):
         bench.run(grid, LONG)
+
+
+@pytest.mark.shows("D35")
+@pytest.mark.parametrize("what", ["a pixel", "a label", "a test sample"])
+def test_a_site_sees_that_one_value_of_its_data_changed(what: str, bench: Bench) -> None:
+    """As many samples as before: only the site itself can tell, and it trains no further."""
+    with pytest.raises(Interrupted):
+        bench.run(bench.grid(), LONG, stop_after=1)
+    grid = bench.grid()
+    federation = grid.sites["photo"]._federation
+    client = federation.clients[0]
+    x, y = client.train.x.clone(), client.train.y.clone()
+    tests = client.tests
+    if what == "a pixel":
+        x[3, 0, 0, 0] += 1
+    elif what == "a label":
+        y[3] = (y[3] + 1) % 10
+    else:
+        tests = {name: replace(split, x=split.x.flip(0)) for name, split in tests.items()}
+    changed = replace(client, train=replace(client.train, x=x, y=y), tests=tests)
+    grid.sites["photo"].__dict__["_federation"] = replace(federation, clients=(changed,))
+    bench.run(grid, LONG)
+    said = "photo is left out: its data does not fit: it changed since the run began"
+    assert [f"round {number}: {said}" in bench.notes() for number in (2, 3, 4)] == [True] * 3
+    assert not [a for s, _, a in grid.log if s == "photo" and messages.SHARED in a.content]
 
 
 @pytest.mark.shows("F23")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -203,9 +204,11 @@ def test_a_bundle_open_to_others_is_warned_of(folder, tmp_path) -> None:
 
 @pytest.mark.shows("F44")
 def test_a_plain_client_is_refused(folder) -> None:
-    port = folder.read().port
-    with pytest.raises(httpx.HTTPError):
-        httpx.post(f"http://127.0.0.1:{port}/v1/fleet/pull-messages", timeout=5)
+    place = f"127.0.0.1:{folder.read().port}/v1/fleet/pull-messages"
+    with pytest.raises(httpx.RemoteProtocolError, match="disconnected without sending a response"):
+        httpx.post(f"http://{place}", timeout=30)
+    trust = ssl.create_default_context(cadata=folder.ca.read_text())
+    assert httpx.post(f"https://{place}", verify=trust, timeout=30).is_client_error  # it serves
 
 
 @pytest.mark.shows("F44")
@@ -219,6 +222,8 @@ def test_a_plain_node_never_gets_in(folder, tmp_path) -> None:
         while node.status() is None and time.monotonic() - begun < 60:
             time.sleep(0.1)
         assert node.status() not in (None, 0), node.said()
+        assert "Server disconnected without sending a response" in node.said()
+        assert "SuperNode ID" not in node.said()
     finally:
         node.end()
 

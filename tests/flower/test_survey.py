@@ -9,11 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import RAW, SITES, Bench, FakeGrid, few, in_one_process
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -22,9 +23,9 @@ from fedbn.cli.main import app
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.configuration import checked
-from fedbn.flower import preflight, server_app
+from fedbn.flower import messages, preflight, server_app
 from fedbn.flower.membership import Expected
-from fedbn.flower.messages import digest
+from fedbn.flower.messages import KEY, digest
 from fedbn.runs import metrics
 
 KEYS = {name.encode(): name for name in SITES}
@@ -80,17 +81,14 @@ class Casting(nn.Sequential):
         return super().forward(x.flatten(1).to(self[0].weight.dtype)).float()
 
 
-@pytest.mark.shows("F56")
-def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = {**RAW, "model": {"name": "sites_own_model:net"}}
+def own_models(grid: FakeGrid, monkeypatch: pytest.MonkeyPatch, change) -> dict:
+    """Let the site `photo` build the model that all name as `change` makes it."""
     registry.trust(("sites_own_model", __name__))
-    grid = bench.grid()
 
     def net(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+        torch.manual_seed(0)
         made = Casting(math.prod(input_shape), classes)
-        return made.half() if current == ["photo"] else made
+        return change(made) if current == ["photo"] else made
 
     current: list[str] = []
     for name, site in grid.sites.items():
@@ -107,9 +105,64 @@ def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
     module = ModuleType("sites_own_model")
     module.net = net
     monkeypatch.setitem(sys.modules, "sites_own_model", module)
+    return {**RAW, "model": {"name": "sites_own_model:net"}}
+
+
+@pytest.mark.shows("F56")
+def test_a_model_in_half_precision_at_one_site_is_refused_before_round_1(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = bench.grid()
+    raw = own_models(grid, monkeypatch, nn.Module.half)
     with pytest.raises(TooFewClients, match=r"another model: [0-9a-f]{16} there, .* at plain"):
         bench.run(grid, raw)
     assert not [event for event in bench.events if event.kind == "round"]
+
+
+class Autocast(Casting):
+    """Computes in bfloat16; its weights and what it gives are as everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
+@pytest.mark.shows("F56")
+def test_autocast_at_one_site_changes_its_own_update_and_nothing_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed precision keeps weights in float32: the update fits, and is averaged as any other."""
+
+    def autocast(model: nn.Module) -> nn.Module:
+        model.__class__ = Autocast
+        return model
+
+    updates, means = [], []
+    for name, change in (("same", lambda model: model), ("mixed", autocast)):
+        grid = bench.grid()
+        folder = bench.run(grid, own_models(grid, monkeypatch, change), name)
+        sent = [(s, m, a) for s, m, a in grid.log if messages.SHARED in a.content]
+        updates.append({s: load(a.content[messages.SHARED][KEY].data) for s, _, a in sent[:2]})
+        means.append(load(sent[2][1].content[messages.SHARED][KEY].data))
+        assert not [r for r in metrics.read(folder.metrics) if r["metric"] == "refused"]
+    same, mixed = updates
+    assert all(torch.equal(value, mixed["plain"][name]) for name, value in same["plain"].items())
+    assert any(not torch.equal(v, mixed["photo"][name]) for name, v in same["photo"].items())
+    for name, value in mixed["photo"].items():
+        assert value.dtype == torch.float32
+        mean = (mixed["plain"][name].double() + value.double()) / 2  # both have 64 samples
+        torch.testing.assert_close(means[1][name].double(), mean, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.shows("F56")
+def test_mixed_precision_for_all_gives_the_bits_of_one_process(bench: Bench) -> None:
+    raw = {**RAW, "training": {**RAW["training"], "amp": "bfloat16"}}
+    found = metrics.read(bench.run(bench.grid(), raw).metrics)
+    _, _, records = in_one_process(raw)
+    key = ("round", "client", "split", "metric", "value")
+    assert {tuple(r[k] for k in key) for r in found} == {
+        tuple(vars(r)[k] for k in key) for r in records
+    }
 
 
 @pytest.mark.shows("F55")

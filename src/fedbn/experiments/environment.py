@@ -16,7 +16,7 @@ import torch
 from fedbn import __version__
 from fedbn.core.engine import cores
 from fedbn.core.federation import A_CLASS, Federation, blank_client
-from fedbn.errors import ConfigError, DamagedRun, DataError
+from fedbn.errors import ConfigError, DamagedRun, Misfit
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.schema import Experiment
@@ -173,7 +173,8 @@ def differences(
             "undo that, or start a new run"
         )
     if data := changed_keys(before.get("data", {}), now["data"]):
-        raise DataError(f"the data changed since the run began: client {', '.join(data)}")
+        changed_at = f"the data changed since the run began: client {', '.join(data)}"
+        raise Misfit(changed_at, "it changed since the run began")
     if weights := changed_keys(before.get("weights", {}), now["weights"]):
         raise ConfigError(f"model.weights changed since the run began: {', '.join(weights)}")
     if versions := changed_keys(before.get("versions", {}), now["versions"]):
