@@ -308,6 +308,18 @@ def test_however_many_steps_are_gathered_at_once_the_bits_are_the_same(monkeypat
     assert distance(many, one) == 0
 
 
+@pytest.mark.parametrize("sizes", [(10, 10, 10), UNEQUAL], ids=["equal", "unequal"])
+def test_samples_gathered_at_once_are_those_of_each_client(sizes, monkeypatch):
+    training = Training(rounds=2, batch_size=5, lr=0.1, participation=0.75)
+    plan = Plan(parse_method("fedbn"), federation(*sizes), bn_net, training, engine="batched")
+
+    together = run(plan)
+    monkeypatch.setattr("fedbn.fast.stacked_training._COPIED_BYTES", 0)
+    apart = run(plan)
+
+    assert distance(together, apart) == 0
+
+
 def test_an_absurd_update_in_a_stack_is_refused_as_it_is_alone():
     data = federation(8, 8, 8)
     far = replace(data.clients[1], train=Split(1e7 * data.clients[1].train.x, torch.ones(8).long()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import cycle, islice, zip_longest
+from itertools import accumulate, cycle, islice, zip_longest
 from math import prod
 
 import torch
@@ -14,12 +14,12 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
-from fedbn.core.federation import AnySplit, Client, all_targets
+from fedbn.core.federation import AnySplit, Client, Split, all_targets, scaled, widened
 from fedbn.core.local_training import make_optimizer
 from fedbn.core.method import Proximal
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
-from fedbn.core.randomness import generator
+from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import (
     Outcome,
@@ -43,8 +43,9 @@ _BATCH_NUMBERS = 1 << 22
 
 
 _PARAMETERS = 1 << 21
-_MOST = 128
+_MOST = 256
 _SCORED_AT_ONCE = 64
+_COPIED_BYTES = 1 << 28  # of all training data
 
 
 # Optimisers that move each number by its own gradients alone, with the options that were compared
@@ -110,8 +111,36 @@ def _batch_numbers(plan: Plan) -> int:
     return samples * prod(plan.federation.input_shape)
 
 
+class Samples:
+    """All clients' training data in one tensor, so that one call gathers a stack's batches."""
+
+    def __init__(self, clients: Sequence[Client], splits: Sequence[Split]):
+        self._x, self._y = torch.cat([s.x for s in splits]), torch.cat([s.y for s in splits])
+        lengths = accumulate((len(split) for split in splits), initial=0)
+        self._begin = {client.name: at for client, at in zip(clients, lengths, strict=False)}
+
+    @classmethod
+    def of(cls, clients: Sequence[Client]) -> Samples | None:
+        """Copy the data where it lies in memory, is alike, and small."""
+        splits = [client.train for client in clients if isinstance(client.train, Split)]
+        alike = len({(split.x.dtype, split.y.dtype, split.shape) for split in splits}) == 1
+        small = sum(split.x.nbytes for split in splits) <= _COPIED_BYTES
+        return cls(clients, splits) if alike and small and len(splits) == len(clients) else None
+
+    def batch(self, clients: Sequence[Client], orders: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Take some samples of each client, one client's after another's."""
+        begin = torch.tensor([self._begin[client.name] for client in clients])
+        counts = torch.tensor([len(order) for order in orders])
+        index = torch.cat([*orders]).add_(begin.repeat_interleave(counts))
+        return scaled(self._x.index_select(0, index)), widened(self._y.index_select(0, index))
+
+
 def train_stack(
-    plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState
+    plan: Plan,
+    stack: Stack,
+    clients: Sequence[Client],
+    state: RunState,
+    samples: Samples | None = None,
 ) -> list[Outcome]:
     """Train a stack of clients for one round; an outcome each, in their order.
 
@@ -120,10 +149,11 @@ def train_stack(
         stack: What they become.
         clients: No more than the stack has room for.
         state: Where they start from.
+        samples: Their data, where it lies together.
     """
     count = len(clients)
     stack.load(state.shared, [state.local[client.name] for client in clients])
-    losses = _train(plan, stack, clients, state).tolist()
+    losses = _train(plan, stack, clients, state, samples).tolist()
     shared, local = stack.rows(count)
     near = surely_near(shared, state.shared).expand(count).tolist()
     parts = zip(unbound(shared, count), unbound(local, count), strict=True)
@@ -141,14 +171,16 @@ def _finite(rows: Pack, count: int) -> Tensor:
     return torch.stack(sums).isfinite().all(dim=0) if sums else torch.ones(count, dtype=torch.bool)
 
 
-def _train(plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState) -> Tensor:
+def _train(
+    plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState, samples: Samples | None
+) -> Tensor:
     training = plan.training.in_round(state.round + 1)
     optimizer = make_optimizer(list(stack.leaves.values()), training)
     names = [e.name for e in stack.shared.layout.entries if e.trainable]
     shared = [stack.leaves[name] for name in names]
     anchor = [state.shared.state[name] for name in names]
     total, seen = torch.zeros(len(clients), dtype=torch.float64), torch.zeros(len(clients))
-    for batch in _batches(plan, clients, state.round + 1):
+    for batch in _batches(plan, clients, state.round + 1, samples):
         optimizer.zero_grad(set_to_none=True)
         losses = _losses(stack.forward(batch.x, batch.counts, training=True), batch)
         losses.sum().backward()
@@ -194,25 +226,35 @@ class StackedBatch:
         return self.y.shape[1] if self.counts is None else self.counts
 
 
-def _batches(plan: Plan, clients: Sequence[Client], round: int) -> Iterator[StackedBatch]:
+def _batches(
+    plan: Plan, clients: Sequence[Client], round: int, samples: Samples | None
+) -> Iterator[StackedBatch]:
     """Give the batches of a round, each client's in the order that it has alone."""
     lengths = [len(client.train) for client in clients]
     cuts = {n: plan.training.sizes(n) for n in set(lengths)}
     steps = [plan.training.steps(n, plan.largest) for n in lengths]
     sizes = [list(islice(cycle(cuts[n]), k)) for n, k in zip(lengths, steps, strict=True)]
+    draws = torch.Generator()
     orders = [
-        _order(n, cuts[n], k, generator(plan.seed, "order", round, client.name))
+        _order(n, cuts[n], k, draws.manual_seed(number(plan.seed, "order", round, client.name)))
         for client, n, k in zip(clients, lengths, steps, strict=True)
     ]
     at_once = max(1, _BATCH_NUMBERS // (len(clients) * _batch_numbers(plan)))
     for begin in range(0, max(steps), at_once):
         now = [own[begin : begin + at_once] for own in sizes]
         starts = [sum(own[:begin]) for own in sizes]
-        given = [
-            client.train.batch(order[start : start + sum(own)])
-            for client, order, start, own in zip(clients, orders, starts, now, strict=True)
+        some = [
+            order[start : start + sum(own)]
+            for order, start, own in zip(orders, starts, now, strict=True)
         ]
-        yield from _side_by_side(given, now)
+        if samples is None:
+            given = zip(
+                *(c.train.batch(o) for c, o in zip(clients, some, strict=True)), strict=True
+            )
+            x, y = map(torch.cat, given)
+        else:
+            x, y = samples.batch(clients, some)
+        yield from _side_by_side(x, y, now)
 
 
 def _order(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Tensor:
@@ -222,25 +264,19 @@ def _order(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Tens
     return orders[0] if len(orders) == 1 else torch.cat(orders)
 
 
-def _side_by_side(
-    given: Sequence[tuple[Tensor, Tensor]], sizes: Sequence[list[int]]
-) -> Iterator[StackedBatch]:
+def _side_by_side(x: Tensor, y: Tensor, sizes: Sequence[list[int]]) -> Iterator[StackedBatch]:
     """Cut each client's samples into batches of its sizes, and give those of a step together."""
-    xs, ys = [x for x, _ in given], [y for _, y in given]
     if all(own == sizes[0] for own in sizes):
-        x, y = torch.stack(xs), torch.stack(ys)
-        for part in zip(x.split(sizes[0], dim=1), y.split(sizes[0], dim=1), strict=True):
+        xs, ys = (t.view(len(sizes), -1, *t.shape[1:]).split(sizes[0], dim=1) for t in (x, y))
+        for part in zip(xs, ys, strict=True):
             yield StackedBatch(*part, None)
         return
-    cut = [
-        [*zip(x.split(own), y.split(own), strict=True)]
-        for x, y, own in zip(xs, ys, sizes, strict=True)
-    ]
-    nothing = [(x[:0], y[:0]) for x, y in given]
+    flat = [size for own in sizes for size in own]
+    parts = zip(x.split(flat), y.split(flat), strict=True)
+    cut = [list(islice(parts, len(own))) for own in sizes]
+    nothing = (x[:0], y[:0])
     for step in range(max(map(len, sizes))):
-        now = [
-            own[step] if step < len(own) else none for own, none in zip(cut, nothing, strict=True)
-        ]
+        now = [own[step] if step < len(own) else nothing for own in cut]
         x, y = (pad_sequence([part[i] for part in now], batch_first=True) for i in (0, 1))
         counts = torch.tensor([len(part[1]) for part in now])
         yield StackedBatch(x, y, None if bool((counts == y.shape[1]).all()) else counts)
@@ -284,7 +320,8 @@ def _scores(task: Task, stack: Stack, splits: Sequence[AnySplit | None]) -> list
             (split or some).batch(slice(begin, min(begin + _SCORED_AT_ONCE, length)))
             for split, length in zip(splits, lengths, strict=True)
         ]
-        for batch in _side_by_side(given, [[len(y)] for _, y in given]):
+        x, y = map(torch.cat, zip(*given, strict=True))
+        for batch in _side_by_side(x, y, [[len(y)] for _, y in given]):
             outputs = stack.forward(batch.x, batch.counts, training=False)
             loss += _losses(outputs, batch) * batch.sizes
             found.append(outputs)
@@ -303,7 +340,7 @@ class Stacks:
     repeatable = True
 
     def __init__(self, plan: Plan, workers: int):
-        self._size = stack_size(plan)
+        self._size, self._samples = stack_size(plan), Samples.of(plan.federation.clients)
         count = min(workers, -(-len(plan.federation.clients) // self._size))
         self._plan = plan
         self._pool = Pool(
@@ -346,7 +383,7 @@ class Stacks:
 
     def _train(self, stack: Stack, clients: Sequence[Client], state: RunState) -> list[Outcome]:
         try:
-            return train_stack(self._plan, stack, clients, state)
+            return train_stack(self._plan, stack, clients, state, self._samples)
         except Exception:
             log.debug("a stack failed; its clients train one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)
