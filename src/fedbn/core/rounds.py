@@ -259,8 +259,7 @@ def absurd(update: Pack, before: Pack) -> str | None:
     Examples:
         >>> import torch
         >>> from torch import nn
-        >>> from fedbn.core.local_training import ClientWork, local_train
-    from fedbn.core.packing import StateLayout
+        >>> from fedbn.core.packing import StateLayout
         >>> from fedbn.core.state import entries
         >>> layer = nn.Linear(2, 1)
         >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())
