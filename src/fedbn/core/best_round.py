@@ -32,11 +32,6 @@ def best_round(
     Only rounds that scored as many clients as any other count: a mean over fewer is another
     question. So a further round is the new best or leaves the best as it was.
 
-    Args:
-        scores: Values of the clients, by round.
-        until: The last round that counts.
-        metric: Says which way is better.
-
     Examples:
         >>> best_round({1: [0.5, 0.7], 2: [0.9], 3: [0.8, 0.6], 4: [0.7, 0.7]})
         3
@@ -68,11 +63,6 @@ def early_stop(
     """Find the first scored round that lies so many rounds behind the best one before it.
 
     Whoever hears of scores later comes to the same round, because later scores do not count.
-
-    Args:
-        scores: Values of the clients, by round.
-        patience: How many rounds; None where a run goes to its end.
-        metric: Says which way is better.
 
     Examples:
         >>> early_stop({1: [0.5], 2: [0.7], 3: [0.6], 4: [0.7], 5: [0.9]}, patience=2)

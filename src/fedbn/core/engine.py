@@ -131,13 +131,7 @@ class Crew(Protocol):
 
 
 class OneByOne:
-    """Each thread has one model, which becomes each client's in turn.
-
-    Args:
-        plan: What is run.
-        workers: Threads; 0 for as many as there are cores.
-        speedups: What may be done for speed.
-    """
+    """Each thread has one model, which becomes each client's in turn; 0 workers for all cores."""
 
     def __init__(self, plan: Plan, workers: int = 0, speedups: Speedups = PLAIN):
         device = plan.training.device
@@ -304,12 +298,7 @@ class Engine(Protocol):
 
 
 class EmbeddedEngine:
-    """All clients in this process.
-
-    Args:
-        plan: What is run.
-        make_crew: Gives who trains and scores.
-    """
+    """All clients in this process, trained and scored by whom `make_crew` gives."""
 
     def __init__(self, plan: Plan, make_crew: Callable[[Plan], Crew] = OneByOne):
         self.plan = plan

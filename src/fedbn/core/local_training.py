@@ -17,11 +17,7 @@ from fedbn.core.task import CLASSIFICATION, Loss
 
 
 class Passes:
-    """How batches go through one model while it trains: as torch does it.
-
-    Args:
-        layout: Lays a batch out in memory as the model takes it.
-    """
+    """How batches go through one model while it trains: as torch does it, in a memory layout."""
 
     def __init__(self, layout: Callable[[Tensor], Tensor] = Tensor.contiguous):
         self._layout = layout
@@ -136,12 +132,6 @@ def autocast(training: Training) -> AbstractContextManager[object]:
 
 def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Iterator[Tensor]:
     """Yield `steps` batches of indices, in passes over `n` samples, each in a new order.
-
-    Args:
-        n: Samples to draw from.
-        sizes: The batches of a pass; see `Training.sizes`.
-        steps: How many batches.
-        draws: Decides the orders.
 
     Examples:
         >>> [len(b) for b in batches(7, [3, 4], 3, torch.Generator().manual_seed(0))]

@@ -280,11 +280,7 @@ class Method:
     ) -> tuple[Pack, State]:
         """Make the next shared part and the server's memory from the updates of a round.
 
-        Args:
-            updates: What clients sent.
-            before: The shared part that they started from.
-            memory: What the server remembers.
-            clients: How many clients there are, of whom some took part.
+        Of `clients` in all, some took part, each from `before`.
         """
         accepted = 0
 

@@ -47,15 +47,7 @@ PLAIN = Speedups()
 
 
 class Replica:
-    """A model whose entries live in two packs: what the method shares and what stays local.
-
-    Args:
-        model: What to copy.
-        method: What it shares.
-        device: Where the copy lives.
-        habits: What its passes do beside computing.
-        speedups: What may be done for speed.
-    """
+    """A model whose entries live in two packs: what the method shares and what stays local."""
 
     def __init__(
         self,

@@ -74,12 +74,7 @@ class Memory:
 
 
 class Remembered(dict[str, Tensor]):
-    """What a rule declared under one name, by the entry of the model; assigning copies a value in.
-
-    Args:
-        name: The rule's word and that name.
-        views: Where the values lie.
-    """
+    """What a rule declared under a name, by the entry of the model; assigning copies a value in."""
 
     def __init__(self, name: str, views: Mapping[str, Tensor]):
         super().__init__(views)
@@ -97,12 +92,7 @@ class Remembered(dict[str, Tensor]):
 
 
 class Memories(dict[str, Remembered]):
-    """All that a rule declared, by the names that it gave; its tensors are changed in place.
-
-    Args:
-        rule: The rule's word.
-        states: Where its entries lie, among others.
-    """
+    """All that a rule declared, by the names that it gave; its tensors are changed in place."""
 
     def __init__(self, rule: str, *states: Mapping[str, Tensor]):
         self._rule = rule
@@ -211,9 +201,7 @@ NOTHING = Asked()
 class LocalTraining:
     """The usual local training of a client; a rule calls it once, or several times.
 
-    Args:
-        run: Trains.
-        outer: What the rules around this one ask.
+    `outer` is what the rules around this one ask.
     """
 
     def __init__(self, run: Callable[[Asked], Trained], outer: Asked):

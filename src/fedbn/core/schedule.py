@@ -39,13 +39,9 @@ def schedulers() -> dict[str, type[lr_scheduler.LRScheduler]]:
 
 
 def rates(name: str, args: Mapping[str, Any], lr: float, rounds: int) -> tuple[float, ...]:
-    """Give the learning rate of every round.
+    """Give the learning rate of every round, a step of a scheduler of torch each.
 
-    Args:
-        name: A class of `torch.optim.lr_scheduler`; a step of it is a round.
-        args: Its arguments; `T_max` and `total_steps` are the rounds unless given.
-        lr: The learning rate it begins with.
-        rounds: How many rounds.
+    Its arguments `T_max` and `total_steps` are the rounds unless given.
 
     Raises:
         ConfigError: There is no such scheduler, it is no function of the round, its arguments are

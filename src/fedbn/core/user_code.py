@@ -131,9 +131,7 @@ def habits(model: nn.Module, clients: Sequence[Client]) -> Habits:
 class Attributes:
     """Python attributes of a model's modules, to be put back as they are now.
 
-    Args:
-        model: Whose.
-        changing: Those that a pass was seen to change; plain values are put back in any case.
+    Plain values are, and what a pass was seen to change.
     """
 
     def __init__(self, model: nn.Module, changing: Iterable[str] = ()):

@@ -266,14 +266,9 @@ def held_experiment(folder: RunFolder) -> Experiment:
 def checked(
     raw: Mapping[str, Any], where: str = "configuration", held: registry.Held | None = None
 ) -> Experiment:
-    """Check a configuration against the schema.
+    """Check a configuration that comes from somewhere; `held` by a file where no person typed it.
 
     The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place.
-
-    Args:
-        raw: The configuration.
-        where: Where it comes from, for messages.
-        held: The file that holds it; None where a person typed it or named its file.
 
     Raises:
         ConfigError: Naming the key, the value given and the legal ones.

@@ -82,11 +82,7 @@ def environment_of(
 ) -> dict[str, Any]:
     """Collect what a run's result depends on, and what helps to explain one.
 
-    Args:
-        config: The resolved configuration.
-        todo: The jobs.
-        directory: Where the run was started.
-        **more: What else this engine knows; `data` has a value a client that must stay the same.
+    What else an engine knows is `more`; its `data` has a value a client that must stay the same.
     """
     import numpy
 

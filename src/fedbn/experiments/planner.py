@@ -37,10 +37,7 @@ EngineName = Literal["plain", "batched"]
 class Planner:
     """Makes the plans of an experiment; data that several jobs use is loaded once.
 
-    Args:
-        federation: Data given as an object, in place of what the configuration names.
-        make_model: A function that makes the model, in place of what the configuration names.
-        task: What of the task was given as objects.
+    What is given as an object takes the place of what the configuration names.
     """
 
     def __init__(
@@ -134,12 +131,7 @@ def plan_of(
 ) -> Plan:
     """Make and check a job's plan for data that is split into training and validation already.
 
-    Args:
-        job: What is run.
-        federation: Whose data, or stand-ins for it.
-        make_model: Makes the model, in place of what the configuration names.
-        device: In place of the configuration's; who trains nothing needs no GPU.
-        task: What of the task was given as objects.
+    What is given takes the place of what the configuration names; who trains nothing needs no GPU.
     """
     experiment, pooled = job.setting.experiment, job.method.pooled
     chosen = {} if device is None else {"device": device}

@@ -88,13 +88,7 @@ def affordable(count: int) -> int:
 
 
 def main(path: str, threads: int, trust: Sequence[str]) -> None:
-    """Serve until the parent ends.
-
-    Args:
-        path: The run folder.
-        threads: Cores to use.
-        trust: The modules that the parent trusts; what the folder says of that does not count.
-    """
+    """Serve until the parent ends; what it trusts is imported alone, whatever the folder says."""
     from fedbn.experiments.runner import Run, embedded_job, execute
 
     registry.trust(trust)

@@ -102,10 +102,6 @@ class Pace:
 
     Then it is every ten seconds of work or, where a checkpoint takes more than half a second,
     after twenty times what the last one took.
-
-    Args:
-        every: So many rounds, or "auto".
-        now: The clock.
     """
 
     def __init__(self, every: int | str = "auto", now: Callable[[], float] = time.monotonic):
@@ -132,13 +128,8 @@ class Writer:
     """A listener that puts a job's rounds on disk: their numbers each round, their state at a pace.
 
     What is not on disk yet is put there as a job ends, however it ends; `save` may be called from
-    another thread.
-
-    Args:
-        place: The job's folder.
-        best_by: What tells the best round, whose state is kept too; None to keep none.
-        late_scores: Whether a round's scores come with the next one's answers.
-        pace: When a checkpoint is due.
+    another thread. The best round by `best_by` is kept too; with `late_scores` a round's come with
+    the next one's answers.
     """
 
     def __init__(
@@ -322,13 +313,7 @@ def rounds_of(
 ) -> RunState:
     """Do a job's rounds from a state on, to its end or the end of its patience.
 
-    Args:
-        engine: Does the rounds.
-        key: Which job's.
-        start: The state to go on from.
-        tell: Hears of them.
-        stop: Asked after each round; True ends the run.
-        earlier: The records of the rounds before `start`.
+    It comes after the rounds of `earlier` records; `stop` is asked after each.
     """
     state, rounds = start, engine.plan.training.rounds
     patience, measured = engine.plan.training.patience, engine.plan.task.metrics

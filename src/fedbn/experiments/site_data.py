@@ -15,12 +15,7 @@ from fedbn.registry import Held
 
 
 def at_site(site: str, source: dict[str, Any]) -> Federation:
-    """The data of one site; what the `[data]` of a site's run folder names.
-
-    Args:
-        site: The site.
-        source: The `[data]` section that it joined with, and the contract it was read by.
-    """
+    """The data of one site, by the `[data]` that it joined with and the contract it was read by."""
     held = Held("the configuration of a site's run")
     return alone(DataSection.model_validate(source, context=held), site)
 

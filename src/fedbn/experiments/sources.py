@@ -96,13 +96,7 @@ def _dealt(federation: Federation, section: DataSection) -> Federation:
 def model_builder(
     section: ModelSection, federation: Federation, own: Callable[..., nn.Module] | None = None
 ) -> Callable[[], nn.Module]:
-    """Give a function that makes the model; it is called anew for every seed.
-
-    Args:
-        section: Names the model, its arguments and the weights it starts from.
-        federation: Decides the number of classes and the shape of the input.
-        own: A function to take in place of the one named.
-    """
+    """Give a function that makes the model for some data; it is called anew for every seed."""
     name = section.name or suggested_for(federation)
     build = own or registry.find(fedbn.models, name, "model", section.held)
     given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
@@ -127,13 +121,7 @@ def model_builder(
 
 
 def task_of(experiment: Experiment, federation: Federation, own: TaskChoice | None = None) -> Task:
-    """Make the task: the one named, or the one that the data's targets are for.
-
-    Args:
-        experiment: Names the task, its loss and its metrics, and what else is measured.
-        federation: Whose targets decide where nothing is named.
-        own: What was given as objects, in place of what is named.
-    """
+    """Make the task: the one named or given, or the one that the data's targets are for."""
     section, further = experiment.task, experiment.evaluation.metrics
     fitting = FITTING.get(federation.targets or Targets.CLASS, "classification")
     named = TaskChoice(
@@ -172,14 +160,7 @@ def suggested_for(federation: Federation) -> str:
 def load_weights(
     model: nn.Module, weights: Mapping[str, Tensor], where: str, fresh: Sequence[str] = ()
 ) -> None:
-    """Put weights into a model; every entry must be there, and fit.
-
-    Args:
-        model: What takes them.
-        weights: By name.
-        where: What to call them.
-        fresh: Patterns of entries that keep what they begin with: a head of other classes.
-    """
+    """Put weights into a model; every entry must be there, and fit, but for `fresh` patterns."""
     kept = [e for e in entries(model) if not any(fnmatchcase(e.name, p) for p in fresh)]
     names = [e.name for e in entries(model)]
     for pattern in fresh:

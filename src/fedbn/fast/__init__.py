@@ -31,10 +31,7 @@ def make_crew(plan: Plan, workers: int = 0) -> Crew:
 def speedups(plan: Plan, workers: int = 1, client: int = 0) -> Speedups:
     """Choose what may be done for a plan, from its model as it begins and the shape of samples.
 
-    Args:
-        plan: What is run.
-        workers: Cores; those that are idle compute weight gradients.
-        client: Whose samples it is tried on; a site has its own alone.
+    They are the samples of one client: a site has its own alone.
     """
     if not plan.training.fast or plan.training.amp:
         return PLAIN

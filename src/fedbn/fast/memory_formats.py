@@ -29,12 +29,7 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def fastest(model: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Choose the layout for training a model on batches like this.
-
-    Args:
-        model: With the values it begins with; it is copied, not changed.
-        x: Any batch; only its shape counts.
-    """
+    """Choose the layout for training a model, as it begins, on batches of this shape."""
     if x.dim() != 4 or x.dtype != torch.float32:
         return as_usual
     batch = torch.rand((_SAMPLES, *x.shape[1:]), generator=torch.Generator().manual_seed(0))

@@ -52,13 +52,7 @@ def unstackable(model: nn.Module) -> str | None:
 
 
 class Stack:
-    """The models of several clients, and how they compute.
-
-    Args:
-        model: One client's model; gives the layers.
-        method: Decides which entries are shared.
-        count: How many clients.
-    """
+    """The models of several clients, and how they compute."""
 
     def __init__(self, model: nn.Module, method: Method, count: int):
         found = entries(model)

@@ -96,12 +96,7 @@ def plain_steps(work: ClientWork) -> PlainSteps | None:
 
 
 class OverlappedPasses(TorchFunctionMode, Passes):
-    """The training passes of one model, with weight gradients left to helpers where one is idle.
-
-    Args:
-        layout: Lays a batch out in memory as the model takes it.
-        helpers: Who may help; None for nobody.
-    """
+    """The training passes of one model, with weight gradients left to helpers where one is idle."""
 
     def __init__(
         self,

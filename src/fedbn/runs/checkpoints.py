@@ -53,15 +53,9 @@ def save(
     best: Best = no_best,
     start: RunState | None = None,
 ) -> None:
-    """Write a checkpoint beside the job's earlier ones, and keep the last two and the best.
+    """Write a checkpoint beside earlier ones; keep the last two (`keep` None: all) and the best.
 
-    Args:
-        folder: The job's folder.
-        state: What to save.
-        facts: What else the manifest should hold.
-        keep: How many of the last checkpoints stay; None for all.
-        best: Which round stays beside them.
-        start: The state before the first round; parts that are still its own are left out.
+    Parts that are still those of `start`, the state before the first round, are left out.
     """
     final = place_of(folder, state.round)
     temporary = folder / f".{final.name}.tmp"
@@ -284,11 +278,7 @@ class ClientParts(Mapping[str, Pack]):
 
 
 def load(path: Path, like: RunState) -> RunState:
-    """Read a checkpoint and verify it; a client's part when it is asked for.
-
-    Args:
-        path: The checkpoint's folder.
-        like: The state before the first round of the same plan.
+    """Read and verify a checkpoint of a run that began like this; a client's part when asked for.
 
     Raises:
         DamagedRun: Naming the file that is missing, altered or of another format.
@@ -328,10 +318,7 @@ def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
 def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState | None, list[str]]:
     """Find the newest checkpoint that is whole, and say which ones were not.
 
-    Args:
-        folder: The job's folder.
-        like: The state before the first round of the same plan.
-        lazy: Leave the clients' parts to be read, and verified, when they are asked for.
+    Where it is lazy, clients' parts are read, and verified, when they are asked for.
 
     Returns:
         The state, or None where no checkpoint was ever written; and what was damaged.

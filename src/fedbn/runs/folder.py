@@ -96,10 +96,7 @@ def check_format(file: Path | str, format: int, reads: int) -> None:
 def explained(path: Path, kind: type[FedbnError] = FedbnError) -> Iterator[None]:
     """Turn what the system refuses into one line that names the file.
 
-    Args:
-        path: What is being written.
-        kind: The error to raise, unless the disk is full: a path that the user chose is a wrong
-            value, and not a run that failed.
+    A path that the user chose is a wrong value (`kind`), and not a run that failed.
     """
     try:
         yield

@@ -67,11 +67,6 @@ def append(file: Path, content: bytes, wait: bool = True) -> None:
 def keep_until(file: Path, round: int, kind: TypeAdapter[Any] = RECORD) -> None:
     """Drop the records of later rounds, and a last line that a crash cut off.
 
-    Args:
-        file: The file; it need not be there.
-        round: The last round to keep.
-        kind: What a line holds.
-
     Raises:
         DamagedRun: Records of a round before are not there, though its checkpoint came after them.
     """
