@@ -45,7 +45,7 @@ ONLY_IN = {
     "matplotlib": ("results/", "paper/"),
     "mlflow": ("tracking/",),
     "onnxruntime": ("trained/",),
-    "jinja2": ("report/",),
+    "jinja2": ("report/", "trained/model_card.py"),
     "typer": ("cli/",),
     "click": (),  # newer typers do not bring it
     "rich": ("cli/",),
