@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedbn.errors import ConfigError
-from fedbn.paper import toy_surface
+from fedbn.paper import toy
 from fedbn.paper.items import Outcome
 from reproducing import numbers, request
 
@@ -16,7 +16,7 @@ CHEAP = ("reproduce.options.grid=8", "reproduce.options.samples=400")
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return toy_surface.toy_surface(request("toy-surface", tmp_path_factory.mktemp("toy"), *CHEAP))
+    return toy.toy_surface(request("toy-surface", tmp_path_factory.mktemp("toy"), *CHEAP))
 
 
 def test_the_claim_holds_in_one_reading_and_is_reversed_in_the_other(outcome: Outcome):
@@ -61,4 +61,4 @@ def test_every_figure_is_written_twice(outcome: Outcome):
 )
 def test_a_wrong_option_is_named(setting: str, text: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=text):
-        toy_surface.toy_surface(request("toy-surface", tmp_path, f"reproduce.options.{setting}"))
+        toy.toy_surface(request("toy-surface", tmp_path, f"reproduce.options.{setting}"))

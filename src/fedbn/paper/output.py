@@ -114,7 +114,7 @@ RESULT, TIME, README = "result.json", "seconds.json", "README.md"
 ITEMS = {
     "data_view": "fedbn.paper.small_items",
     "synthetic": "fedbn.paper.small_items",
-    "toy_surface": "fedbn.paper.toy_surface",
+    "toy_surface": "fedbn.paper.toy",
     "trained": "fedbn.paper.trained_items",
     "unseen_domain": "fedbn.paper.unseen_domain",
 }
