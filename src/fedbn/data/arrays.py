@@ -55,13 +55,7 @@ def tensor_of(value: Any, where: str) -> Tensor:
 
 
 def labels_of(y: Any, n: int, classes: Sequence[str], where: str = "y") -> NDArray[np.int64]:
-    """Bring labels to places in the list of classes.
-
-    Args:
-        y: One a sample: names of classes, or whole numbers from 0.
-        n: How many samples there are.
-        classes: The classes that a run knows.
-        where: What to call the labels in messages.
+    """Bring labels, names of classes or whole numbers from 0, to places in the list of classes.
 
     Examples:
         >>> labels_of(["dog", "cat"], 2, ("cat", "dog")).tolist()

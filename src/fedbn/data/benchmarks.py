@@ -64,13 +64,9 @@ def checked_domains(asked: Sequence[str] | None, known: Iterable[str]) -> tuple[
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark's domains and classes, and what else their folders are called.
+    """A benchmark's domains and classes in the paper's order, one client a domain.
 
-    Attributes:
-        name: What the data set is called here.
-        domains: In the paper's order; one client each.
-        classes: In the order of their labels.
-        aliases: Other names of folders, each with the domain or class it means.
+    `aliases` are other names of folders, each with the domain or class it means.
     """
 
     name: str
@@ -96,22 +92,14 @@ class Benchmark:
         return Federation(self.name, clients, self.classes, preparation=told)
 
     def pictures(self, root: Path) -> dict[str, PictureSet]:
-        """List all pictures of the wanted classes below a folder, by domain.
-
-        Raises:
-            DataError: Naming the domains or classes that have no folder.
-        """
+        """List all pictures of the wanted classes below a folder, by domain."""
         check_folder(root, f"the folders {', '.join(self.domains)}")
         homes = self._found(root, self.domains)
         check_distinct([home for domain in self.domains for home in homes[domain]])
         return {domain: self._pictures(homes[domain]) for domain in self.domains}
 
     def places(self, folder: Path) -> dict[Path, Path]:
-        """Recognise the pictures in a folder or right below; other classes are left out.
-
-        Returns:
-            Where below the data root each goes.
-        """
+        """Recognise pictures in a folder or right below: where below the data root each goes."""
         refusals = []
         for place in (folder, *subfolders(folder)):
             try:

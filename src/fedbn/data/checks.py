@@ -153,16 +153,10 @@ LAYOUTS = (
 
 
 def recognize(path: str | Path) -> tuple[str, str]:
-    """Tell which data set reads a path, and say what it was taken for.
+    """Tell which data set reads a path, and say in a sentence what it was taken for.
 
     Arrays come before pictures and pictures before tables: a table beside picture folders is
-    likely to be about them.
-
-    Returns:
-        `arrays`, `masks`, `folders` or `tables`, and a sentence for the user.
-
-    Raises:
-        DataError: Where it is none of them, listing the layouts.
+    likely to be about them. What is none of them is a `DataError` that lists the layouts.
     """
     place = Path(path)
     if place.is_file():
@@ -229,11 +223,6 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
 
     An `error` is what would stop a run, a `warning` what may spoil its result, a `note` what is
     good to know. Errors come first.
-
-    Args:
-        path: The folder, or the file.
-        options: The data set's options beside the path; for tables `label`, `site` and so on.
-        read: Reads the data whole, once its files are looked at.
     """
     place = Path(path)
     with _reported(path) as faults:

@@ -31,17 +31,7 @@ _CHANNELS = (1, 3, 4)
 
 @dataclass(frozen=True)
 class Source:
-    """A Dataset and what is known of it.
-
-    Attributes:
-        dataset: Has `len` and `[index]`.
-        where: Whose it is, for messages.
-        classes: The names of the classes, or of several targets.
-        length: How many samples it had when it was opened.
-        shape: The shape of its first sample.
-        dtype: `uint8`, or float32.
-        target: The target of its first sample, (1, ...).
-    """
+    """A Dataset, whose it is (for messages), and what is known of it: its first sample's looks."""
 
     dataset: Any
     where: str
@@ -139,16 +129,10 @@ Batch = tuple[NDArray[Any], NDArray[Any]]
 def read_batch(
     sources: Sequence[Source], addresses: Sequence[Address], seed: int = 0, turn: int = 0
 ) -> Batch:
-    """Read some samples, each under a seed of its own; global generators stay as they are.
+    """Read samples by data set and index, each under a seed of its own for what transforms draw.
 
-    Args:
-        sources: The data sets.
-        addresses: Which of them, and the index there.
-        seed: Decides, with the pass, whose a sample is and its index, what transforms draw.
-        turn: The pass over the data.
-
-    Raises:
-        DataError: Whose sample is bad, its index, and what is wrong with it.
+    Global generators stay as they are. `turn` is the pass over the data. A `DataError` names whose
+    sample is bad, its index, and what is wrong with it.
     """
     found: list[tuple[Tensor, Tensor]] = []
     python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()

@@ -34,10 +34,7 @@ _PARTS_VERSION = 1
 def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
     """Return a domain's `train_x`, `train_y`, `test_x`, `test_y`, from the cache if possible.
 
-    Args:
-        source: The domain's files.
-        seed: Decides the split of pooled files and the order within it.
-        whole: Keep all training samples, not the first 7,438.
+    The seed decides the split of pooled files and the order within it.
     """
     key = {
         "version": _PARTS_VERSION,
@@ -59,13 +56,7 @@ def split_of(arrays: Arrays, part: str, cut: slice = slice(None), x: str = "") -
 def train_and_test(
     source: DigitSource, seed: int, limit: int | None = None
 ) -> tuple[Digits, Digits]:
-    """Read a domain's training and test part: as they are in an npz, else divided 80 to 20.
-
-    Args:
-        source: The domain's files.
-        seed: Decides the division.
-        limit: Keep the first so many training samples.
-    """
+    """Read a domain's training and test part: as they are in an npz, else divided 80 to 20."""
     parts = source.parts()
     if source.split:
         images, labels = parts[0]

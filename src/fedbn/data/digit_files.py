@@ -33,12 +33,7 @@ _UNSIGNED_BYTES = 0x08
 
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, gzipped or not.
-
-    Args:
-        file: The file; compressed if its name ends in `.gz`.
-        dimensions: How many the array must have: 3 for images, 1 for labels.
-    """
+    """Read an idx file of unsigned bytes, gzipped or not: 3 dimensions for images, 1 for labels."""
     content = _bytes_of(file)
     expected = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
     if content[:4] != expected:
@@ -201,10 +196,7 @@ def read_divided(file: Path) -> list[Unchecked]:
 class FileForm:
     """One way in which a data set is passed around.
 
-    Attributes:
-        files: The files or folders it consists of.
-        read: Reads the parts that a file holds, or as many files as make one part.
-        together: How many that is.
+    `read` takes one file, or as many as go `together` for one part, and gives the parts in them.
     """
 
     files: tuple[str, ...]
@@ -253,13 +245,7 @@ DIGIT_DOMAINS = ("svhn", "usps", "synthdigits", "mnist_m", "mnist")
 
 @dataclass(frozen=True)
 class DigitSource:
-    """The files of a domain that were found.
-
-    Attributes:
-        domain: The domain.
-        files: The files or folders, in the order of its form.
-        form: How they are read.
-    """
+    """The files or folders of a domain that were found, and how they are read."""
 
     domain: str
     files: tuple[Path, ...]

@@ -40,13 +40,9 @@ _LEAST_ALIKE = 5
 
 @dataclass(frozen=True)
 class Font:
-    """The ten digits of a font as masks.
+    """The ten digits of a font as masks, each centred in its cell; `outlined` with a border.
 
-    Attributes:
-        file: Where it came from.
-        fill: A mask a digit, centred in its cell.
-        outlined: The same with a border around the stroke.
-        advance: How far apart neighbours stand, in pixels of the mask.
+    Neighbours stand `advance` pixels of the mask apart.
     """
 
     file: Path

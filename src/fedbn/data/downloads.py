@@ -28,12 +28,7 @@ _SILENCE = 30.0
 
 @dataclass(frozen=True)
 class Remote:
-    """Files at one address.
-
-    Attributes:
-        address: Ends in a slash; a file's name is put behind it.
-        files: The MD5 sum of each.
-    """
+    """Files at one address, which ends in a slash, with the MD5 sum of each."""
 
     address: str
     files: Mapping[str, str]
@@ -100,9 +95,6 @@ def fetch(remote: Remote, file: str, folder: Path, listener: DownloadListener) -
     """Fetch a file into a folder; up to three times, saying what went wrong.
 
     Pooch's own retries would keep the reason to themselves and ask again for what is not there.
-
-    Raises:
-        DataError: Naming the address and the last reason.
     """
     for attempt in range(1, TRIES + 1):
         try:

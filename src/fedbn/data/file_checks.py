@@ -191,12 +191,7 @@ def _alike(known: _Seen, one: _Seen) -> tuple[Severity, str]:
 
 
 def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report tables that cannot be read, missing values, constant and missing columns.
-
-    Args:
-        path: The folder, or the file.
-        options: Those of the data set `tables`; columns that are no features are not looked at.
-    """
+    """Report tables that cannot be read, missing values, constant and missing columns."""
     site, label = options.get("site"), options.get("label")
     read: dict[str, Table] = {}
     for file in table_files(path):

@@ -75,10 +75,7 @@ def owners(files: Sequence[Path], pattern: str) -> tuple[str, ...]:
 class Division:
     """How a site's samples are divided, always in the same way for the same seed.
 
-    Attributes:
-        test_share: The stratified part held out for testing.
-        seed: Decides which.
-        per_client: Keep so many training pictures, stratified too, or all.
+    `per_client` keeps so many training pictures, stratified as the test share is; None keeps all.
     """
 
     test_share: float
@@ -125,13 +122,9 @@ def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> Pic
 
 @dataclass(frozen=True)
 class PictureReader:
-    """How pictures become samples.
+    """How pictures become samples: their side in pixels, and the 16-bit value that becomes 1.
 
-    Attributes:
-        size: Side in pixels.
-        depth: The 16-bit value that becomes 1.
-        keep: The data set whose cache keeps the pixels; None keeps none.
-        channels: 3 for RGB, 1 for grey.
+    `keep` names the data set whose cache keeps the pixels; None keeps none.
     """
 
     size: int
@@ -182,11 +175,7 @@ _SHOWN = 5
 
 
 def stems_in_both(listing: Mapping[str, Sequence[PictureSet]]) -> str:
-    """Point out stems (`p00` of `p00_1.png`) in both training and test; empty where there are none.
-
-    Args:
-        listing: The training and test pictures of each site.
-    """
+    """Point out stems (`p00` of `p00_1.png`) in both training and test; empty where none are."""
     texts = {site: _of_site(train, test) for site, (train, test, *_) in listing.items()}
     told = [f"{site} {text}" for site, text in texts.items() if text]
     if not told:

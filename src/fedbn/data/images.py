@@ -161,17 +161,8 @@ def read_pictures(
 ) -> Tensor:
     """Read pictures as one tensor (n, channels, height, width), on all cores.
 
-    Args:
-        files: The pictures.
-        size: The side of a square, or width and height.
-        depth: The 16-bit value that becomes 1.
-        channels: 3 for RGB, 1 for grey.
-
-    Returns:
-        `uint8`; float32 in [−1, 1] where a picture has 16 bit.
-
-    Raises:
-        DataError: Naming the first file, in the order given, that cannot be read.
+    It is `uint8`; float32 in [−1, 1] where a picture has 16 bit, of which `depth` becomes 1. The
+    first file, in the order given, that cannot be read is named.
     """
     width, height = size if isinstance(size, tuple) else (size, size)
     pixels = torch.empty(len(files), channels, height, width, dtype=torch.uint8)

@@ -66,9 +66,7 @@ def _read_in_worker(*job: Any) -> Batch:
 class Loader:
     """Reads batches of all data sets of a federation, here or ahead in worker processes.
 
-    Args:
-        sources: The data sets; an address is a place in this list and an index.
-        workers: Processes; 0 reads where a batch is needed.
+    An address is a place in `sources` and an index there.
     """
 
     def __init__(self, sources: Sequence[Source], workers: int = 0):
@@ -81,12 +79,10 @@ class Loader:
     def batches(
         self, orders: Iterable[Tensor], seed: int = 0, per_pass: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Read batches of addresses in their order, a few ahead where there are workers.
+        """Read batches of addresses, (n, 2), in their order, a few ahead where there are workers.
 
-        Args:
-            orders: Addresses, (n, 2), a batch.
-            seed: Decides what transforms draw.
-            per_pass: Batches of a pass over the data; 0 where there is one pass.
+        The seed decides what transforms draw; `per_pass` says how many batches a pass over the
+        data has, 0 where there is one pass.
         """
         jobs = (
             ([(a, b) for a, b in order.tolist()], seed, at // per_pass if per_pass else 0)
@@ -143,13 +139,8 @@ class Loader:
 class LazySplit:
     """Addresses of samples, read a batch at a time; see `fedbn.core.federation.AnySplit`.
 
-    Attributes:
-        loader: Who reads.
-        rows: An address a sample, (n, 2): which data set, and the index there.
-        y: All targets, where they are known without reading; None otherwise.
-        augment: A change of each training batch.
-        groups: A whole number a sample; equal ones belong together.
-        device: Where batches go.
+    `rows` has an address a sample, (n, 2): which data set, and the index there. `y` has all targets
+    where they are known without reading.
     """
 
     loader: Loader

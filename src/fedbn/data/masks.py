@@ -148,13 +148,9 @@ def numbered(
 
 @dataclass(frozen=True)
 class MaskReader:
-    """How pictures and masks become samples.
+    """How pictures and masks become samples of a width and height.
 
-    Attributes:
-        size: Width and height.
-        depth: The 16-bit value that becomes 1.
-        group: A pattern that finds, in a file's name, whom it belongs to; None where every
-            picture stands alone.
+    `group` is a pattern that finds, in a file's name, whom it belongs to.
     """
 
     size: tuple[int, int]

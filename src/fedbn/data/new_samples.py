@@ -126,14 +126,9 @@ def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples ready for a model.
+    """Samples (n, ...) ready for a model, what each is called, and labels where there are some.
 
-    Attributes:
-        x: The samples, (n, ...).
-        names: What each is called: a file, or a row.
-        y: Their labels, places in the run's classes; None where there are none.
-        notes: What a user should hear of how they were read.
-        part: `train` or `test`, where the data is divided and this is one part of it.
+    `notes` are for the user; `part` is `train` or `test` where this is one part of divided data.
     """
 
     x: Tensor
@@ -147,16 +142,7 @@ class Samples:
 
 
 def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> Samples:
-    """Read a site's samples.
-
-    Args:
-        path: A folder or a file.
-        inputs: What the run remembers of its data.
-        part: Which part to take where there are train and test.
-
-    Raises:
-        DataError: It cannot be read, or holds nothing that fits the run.
-    """
+    """Read a site's samples, which must fit what the run remembers of its data (`inputs`)."""
     place = _file_in(path) if path.is_dir() else path
     if place.is_dir() and "masks" in inputs.get("preparation", {}) and has_masks(place):
         return _masked(place, inputs, part)

@@ -38,10 +38,6 @@ def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -
         partition: `iid`, `dirichlet(0.3)` or `shards(2)`.
         clients: How many.
         seed: Decides who gets what; a run's own seed does not touch it.
-
-    Raises:
-        ConfigError: For a partition that does not exist.
-        DataError: Where it leaves a client without 2 training samples and a test sample.
     """
     deal, by_class = _deal(partition)
     (whole,) = federation.pooled().clients

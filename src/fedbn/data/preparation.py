@@ -43,11 +43,7 @@ def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
 
 
 def take_over(places: Places, root: Path) -> int:
-    """Bring files below the data root, whole or not at all; say how many were new.
-
-    Raises:
-        DataError: Where another file of that name is there, or the root cannot be written.
-    """
+    """Bring files below the data root, whole or not at all; say how many were new."""
     new = {file: place for file, place in places.items() if not _is_there(file, root / place)}
     gathered = root / f".incoming-{uuid.uuid4().hex}"
     try:
@@ -120,15 +116,8 @@ def provide(
 ) -> None:
     """Bring the files of a data set below the data root, as far as they are not there yet.
 
-    Args:
-        name: A registered data set.
-        info: The facts about it.
-        options: Its options; of `digits`, only the `domains` asked for are needed.
-        source: A folder to take files from; None to download.
-        listener: Hears what is done.
-
-    Raises:
-        DataError: What is missing, from where to get it and where to put it.
+    They are taken from `source`, or downloaded. What is missing is said, from where to get it and
+    where to put it. Of the options of `digits` only the `domains` asked for are needed.
     """
     if source:
         _check_source(source, name, info)

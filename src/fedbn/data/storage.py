@@ -81,8 +81,7 @@ def data_root() -> Path:
 def home() -> Path:
     """The user's home; a folder among the temporary ones for a container's user who has none.
 
-    Raises:
-        DataError: Where somebody else made that folder, who could put anything into it.
+    One that somebody else made is refused: anything could be put into it.
     """
     try:
         return Path.home()
@@ -105,13 +104,8 @@ _warned: set[str] = set()
 def cached(name: str, depends_on: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
     """Return arrays from the cache, or make and keep them.
 
-    Args:
-        name: The data set, a folder of the cache.
-        depends_on: All that decides the arrays: options, versions, `fingerprint` of the sources.
-        make: Makes the arrays.
-
-    Returns:
-        The arrays, mapped copy-on-write: they may be written to, the files stay as they are.
+    The key is all that decides them: options, versions, `fingerprint` of the sources. They are
+    mapped copy-on-write: they may be written to, the files stay as they are.
     """
     text = json.dumps(dict(depends_on), sort_keys=True, default=str)
     entry = Path(name) / hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -219,13 +213,7 @@ _SKIPPED = frozenset({"__MACOSX", "__pycache__", "@eaDir"})
 
 @dataclass(frozen=True)
 class Trouble:
-    """A place in a tree of files that could not be followed.
-
-    Attributes:
-        path: The place.
-        text: What is wrong with it.
-        harmless: Nothing is lost by leaving it out.
-    """
+    """A place in a tree of files that could not be followed; harmless where nothing is lost."""
 
     path: Path
     text: str

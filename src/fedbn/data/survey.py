@@ -46,12 +46,7 @@ _CHANNELS = ("red", "green", "blue")
 def client_distances(clients: Sequence[Client], seed: int = 0) -> list[list[float]]:
     """Estimate the distance between each pair of clients, on their training data.
 
-    Args:
-        clients: At least one, each with at least four samples.
-        seed: Decides which samples make the halves.
-
-    Returns:
-        A symmetric matrix; its diagonal is the distance between two halves of one client.
+    On the diagonal is the distance between two halves of one client. The seed makes the halves.
     """
     halves = [half for client in clients for half in _halves(client, seed)]
     size = min(_MOST, *(len(half) for half in halves))

@@ -24,12 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is encoded, the same at every site.
-
-    Attributes:
-        name: Its name.
-        values: The values of a categorical column at any site, sorted; None for numbers.
-    """
+    """How a column is encoded: as numbers, or one-hot over the sorted values of all sites."""
 
     name: str
     values: tuple[str, ...] | None

@@ -26,13 +26,7 @@ _MOST_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Table:
-    """A table's columns, each a list of texts.
-
-    Attributes:
-        where: The file, for messages.
-        columns: Cells by name of the column; all of one length.
-        rows: The row of the file that each cell is in.
-    """
+    """A table's columns, each a list of texts; where it is, for messages; the row of each cell."""
 
     where: str
     columns: Mapping[str, list[str]]
@@ -208,11 +202,7 @@ def by_site(table: Table, site: str) -> dict[str, Table]:
 
 
 def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
-    """Collect the classes of all sites, sorted: by value where all are numbers.
-
-    Raises:
-        DataError: Where a label is missing, or the column measures rather than names.
-    """
+    """Collect the classes of all sites, sorted: by value where all are numbers."""
     found: set[str] = set()
     for table in tables.values():
         found |= {cell.strip() for cell in table.column(label, "data.label")}

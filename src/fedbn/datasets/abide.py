@@ -94,11 +94,7 @@ def correlations(series: Tensor, window: int, stride: int) -> Tensor:
 
 
 def read_windows(files: Sequence[Path], window: int, stride: int) -> tuple[Tensor, list[int]]:
-    """Read subjects and correlate; returns all windows, subject by subject, and how many each has.
-
-    Raises:
-        DataError: For a series shorter than a window, or with other regions than the first.
-    """
+    """Read subjects and correlate: all windows, subject by subject, and how many each has."""
     read = [(file, *read_series(file)) for file in files]
     for file, names, series in read:
         if names != read[0][1]:
@@ -175,11 +171,7 @@ def abide(
 
 
 def find_subjects(folder: Path) -> dict[str, Subjects]:
-    """Find each client's series and labels, by file name.
-
-    Raises:
-        DataError: Where the table or a site is missing, or a series is not in the table.
-    """
+    """Find each client's series and labels, by file name."""
     check_folder(folder, f"*{_SUFFIX} and Phenotypic*.csv, at any depth")
     found: dict[str, Subjects] = {client: [] for client in SITES}
     clients = {site: client for client, site in SITES.items()}

@@ -66,11 +66,6 @@ def parse_method(
 ) -> Method:
     """Make a method from its written form.
 
-    Args:
-        spec: A name, or several joined by `+`; each may have arguments in parentheses.
-        defaults: Values for arguments that are not written out (`mu`).
-        held: The file that holds the spec; None where a person typed it.
-
     Examples:
         >>> parse_method("fedbn + prox(0.1)").name
         'fedbn+prox(0.1)'

@@ -119,14 +119,9 @@ _OF_THE_FILE = ("reproduce", "quick")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is run.
+    """What is run: the configuration after scale, what is missing and overrides; what it lacks.
 
-    Attributes:
-        raw: The configuration after scale, what is missing, and overrides.
-        changes: How it differs from the paper's settings, a phrase each.
-        lacking: Data sets that it needs and that are not there.
-        comparable: Whether it trains on the paper's data, so that numbers may be compared.
-        cut: Whether epochs or other settings are not the paper's; fewer seeds cut nothing.
+    The rest is as in `Request`.
     """
 
     raw: Raw

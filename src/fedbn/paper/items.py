@@ -25,15 +25,10 @@ TRIALS = 5
 
 @dataclass(frozen=True)
 class Entry:
-    """One item.
+    """One item: a file's name, the first line of its header, the file, and what is in it.
 
-    Attributes:
-        name: The file's name.
-        title: The first line of its header: what it shows.
-        file: The file.
-        raw: What is in it.
-        paper: The paper's settings: the same, or, for a user's changed copy, those of the item of
-            its name; None for an experiment that is not in the paper.
+    `paper` has the paper's settings: the same, or, for a user's changed copy, those of the item of
+    its name; None for an experiment that is not in the paper.
     """
 
     name: str
@@ -191,16 +186,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of results.
+    """A table of results; its files begin with `name`.
 
-    Attributes:
-        name: The stem of its files, as `digits-methods`.
-        title: One line: what it shows.
-        columns: Names of the cells of a row.
-        rows: Its lines.
-        note: What must be said below it: data, scale, which table of the paper.
-        head: What the parts of a row's label are.
-        digits: Decimals to show.
+    `head` says what the parts of a row's label are, `note` what must be said below it: data, scale,
+    which table of the paper.
     """
 
     name: str
@@ -214,13 +203,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out: tables (written by the caller), figures (written already) and remarks.
-
-    Attributes:
-        tables: Written as CSV, Markdown and LaTeX.
-        figures: SVG and PNG files below the request's folder.
-        remarks: Sentences for the user: what the numbers say, what must be known of the data.
-    """
+    """What came out: tables (written by the caller), figures (written already) and remarks."""
 
     tables: tuple[Table, ...] = field(default=())
     figures: tuple[Path, ...] = field(default=())
@@ -233,16 +216,7 @@ _TABLE = "reproduce.options"
 def options_of(
     given: Mapping[str, Any], defaults: Mapping[str, Any], counts: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Fill up what was given with an item's defaults.
-
-    Args:
-        given: What is in the table.
-        defaults: All keys that the item knows.
-        counts: Those that are whole numbers from 1.
-
-    Raises:
-        ConfigError: At an unknown key, or a count that is none.
-    """
+    """Fill up what was given with an item's defaults, which have all its keys; check the counts."""
     for key in given:
         if key not in defaults:
             legal = [f"{_TABLE}.{name}" for name in defaults]

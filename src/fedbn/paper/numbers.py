@@ -34,14 +34,9 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper.
+    """One table of the paper; its numbers by method, setting (its parts) and domain.
 
-    Attributes:
-        label: Its label in the paper's source.
-        title: What it shows.
-        note: What a reader must know of it; mostly empty.
-        other_order: Whether it is another table with its columns named in another order.
-        numbers: By method, setting (its parts) and domain.
+    `other_order` tells that it is another table with its columns named in another order.
     """
 
     label: str
@@ -95,18 +90,10 @@ def _parts(setting: str) -> frozenset[str]:
 class Study:
     """A finished training and what may be said of it.
 
-    Attributes:
-        experiment: The configuration that was trained.
-        how: How it is shown.
-        clients: The numbers of finished jobs, a column a client.
-        table: The same, a column a domain.
-        scores: Final accuracy by method and setting, domain and seed.
-        epochs: Local epochs a round, by setting.
-        papers: The paper's tables to compare with; none where the data is another.
-        stand_ins: Domains without comparison, because their data stands in for the original.
-        cut: Whether the protocol was cut.
-        data_remarks: What must be said of the data.
-        remarks: What must be said of the training.
+    `clients` has the numbers of finished jobs, a column a client; `table` the same, a column a
+    domain; `scores` the final accuracy by method and setting, domain and seed. `papers`, the
+    paper's tables to compare with, are none where the data is another; domains in `stand_ins`
+    are never compared.
     """
 
     experiment: Experiment

@@ -59,17 +59,9 @@ def unseen_domain(request: Request) -> Outcome:
 
 
 def join(trained: Trained, client: Client, rounds: int, place: Path, workers: int = 0) -> Trained:
-    """Let a new client join a trained federation for some rounds.
+    """Let a new client join a trained federation for some rounds, with checkpoints in a folder.
 
-    Args:
-        trained: The run that it joins.
-        client: The new client.
-        rounds: How many rounds all train together.
-        place: A folder for checkpoints; called again, it goes on from there.
-        workers: Cores to use, 0 for all.
-
-    Returns:
-        The run with the new client in it.
+    Called again, it goes on from there.
     """
     plan = joining_plan(trained, client, rounds)
     place.mkdir(parents=True, exist_ok=True)

@@ -58,11 +58,7 @@ Make = Callable[[Path, Mapping[str, Any]], Tracker]
 
 
 def find_trackers(names: Iterable[str]) -> dict[str, Make]:
-    """Find trackers before anything is written or trained.
-
-    Raises:
-        ConfigError: One is not known, or its package is not installed.
-    """
+    """Find trackers before anything is written or trained."""
     found: dict[str, Make] = {}
     for name in names:
         found[name] = registry.find(tracking, name, "tracker")
@@ -78,10 +74,7 @@ def find_trackers(names: Iterable[str]) -> dict[str, Make]:
 class Tracking:
     """A listener that tells every tracker of each round once, earlier ones of a resumed run too.
 
-    Args:
-        make: The trackers to make, by name, when a run begins: its configuration is on disk then.
-        folder: The run's folder.
-        tell: Hears a remark where a tracker fails.
+    Trackers are made when a run begins: its configuration is on disk then.
     """
 
     def __init__(self, make: Mapping[str, Make], folder: RunFolder, tell: Listener):

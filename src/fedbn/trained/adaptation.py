@@ -100,14 +100,7 @@ class Adaptation:
 
 
 def adapt(trained: Trained, data: Split, labelled: bool, options: Options) -> Adaptation:
-    """Make a local part for a site that never trained.
-
-    Args:
-        trained: The run.
-        data: The site's samples; labels are read by `finetune` only.
-        labelled: Whether the labels of `data` mean anything.
-        options: How.
-    """
+    """Make a local part for a site that never trained; labels are read by `finetune` only."""
     bench = Bench(trained, options.chunk)
     _check(bench, options, labelled)
     with one_torch_thread():
@@ -138,17 +131,7 @@ def with_site(
     store: bool = False,
     facts: Mapping[str, Any] | None = None,
 ) -> tuple[Trained, Adaptation]:
-    """Adapt a site, and give the run with it.
-
-    Args:
-        trained: The run.
-        site: What to call the site.
-        data: Its samples.
-        labelled: Whether the labels of `data` mean anything.
-        options: How.
-        store: Write the site beside the run, as one of its clients from now on.
-        facts: What else its manifest should hold.
-    """
+    """Adapt a site, written beside the run where it is stored, and give the run with it."""
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     if store and trained.folder is None:
         raise ConfigError("the run has no folder to store a site in; give `fit` an `out`")
@@ -279,15 +262,9 @@ def divided(data: Split, test: Split | None, site: str) -> tuple[Split, Split]:
 def compare(
     trained: Trained, site: str, data: Split, test: Split, options: Options, rounds: int | None
 ) -> Iterator[Compared]:
-    """Score every way; what cannot be done here is told with its reason.
+    """Score every way on data that none of them sees; what cannot be done is told with its reason.
 
-    Args:
-        trained: The run.
-        site: The new site's name.
-        data: Labelled samples to adapt with.
-        test: Labelled samples that no way sees.
-        options: For all ways; `how` is not looked at.
-        rounds: Score `join` too, after so many rounds; None to leave it out.
+    `join` is scored after so many rounds, or left out.
     """
     nearest = None
     for how in HOWS:

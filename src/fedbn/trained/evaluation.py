@@ -38,13 +38,10 @@ _BLOCK = 4_000_000
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What a model said of samples whose targets are known.
+    """What a model said of samples whose targets are known, by some metrics.
 
-    Attributes:
-        proba: What it predicts; of classes probabilities, (n, classes).
-        labels: The targets; of classes their places, (n,).
-        groups: A whole number a sample; those that share it are drawn together. None: alone.
-        metrics: What is computed.
+    Of classes, `proba` has probabilities, (n, classes), and `labels` places, (n,). Samples that
+    share a group, a whole number each, are drawn together.
     """
 
     proba: NDArray[Any]
@@ -172,12 +169,7 @@ def evaluate_all(
 ) -> Matrix:
     """Score every client's model, adapted sites' too, on every domain's test data.
 
-    Args:
-        trained: The run.
-        tests: Test data by domain; the run's own unless given.
-        resamples: Bootstrap resamples behind each interval.
-        seed: Decides them.
-        progress: Hears each client before its model is scored.
+    That is the run's own unless given; `progress` hears each client before its model is scored.
     """
     domains = domain_tests(trained) if tests is None else tests
     classes = trained.plan.federation.classes

@@ -28,14 +28,9 @@ Run = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Format:
-    """A file format.
+    """A file format: how a model, the shape of a sample and what is known of it become bytes.
 
-    Attributes:
-        suffix: How its files end.
-        save: Makes the file's content from a model, the shape of a sample and what is known of it.
-        load: Makes what runs from the content; the model lends its architecture where needed.
-        extra: The optional dependencies to install.
-        needs: The packages that are in it.
+    The model lends `load` its architecture where needed. `extra` brings the packages it needs.
     """
 
     suffix: str

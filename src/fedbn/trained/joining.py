@@ -136,13 +136,7 @@ def prepare_join(
 ) -> RunFolder:
     """Make the folder of a joining run, ready for `fedbn resume`.
 
-    Args:
-        trained: The run, opened from its folder.
-        site: The new client's name.
-        path: Its labelled data.
-        out: The new run's folder; must not be there.
-        rounds: How many rounds more.
-        test: Its test data; else the test part of `path`, or a fifth of it.
+    The site's test data is `test`, else the test part of `path`, or a fifth of it.
     """
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     if out.exists():

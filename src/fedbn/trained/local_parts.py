@@ -55,12 +55,7 @@ FEW = 32
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances from a new site.
-
-    Attributes:
-        to: The distance to each known site, the nearest first.
-        among: The largest distance between two known sites; None where there are no two.
-    """
+    """Distances to known sites, the nearest first; the largest among those, where two are known."""
 
     to: Mapping[str, float]
     among: float | None
@@ -134,15 +129,7 @@ class AdaptedSite:
         return unsealed(self.folder / "manifest.json", FORMAT)
 
     def read(self, state: RunState, like: Replica) -> State:
-        """Read the site's own entries.
-
-        Args:
-            state: The run's; the site must have been made from its shared part.
-            like: Gives names, shapes and dtypes.
-
-        Raises:
-            DamagedRun: The files are not whole, or belong to another state of the run.
-        """
+        """Read the site's own entries; it must have been made from this state's shared part."""
         manifest = self.manifest()
         if manifest.get("shared") != digest(state.shared.state):
             raise DamagedRun(
@@ -192,11 +179,7 @@ def find(folder: RunFolder, method: str, setting: str, seed: int) -> dict[str, A
 
 
 def check_site(name: str, trained: tuple[str, ...]) -> None:
-    """Refuse a name that is a training client's, or that cannot be a folder's.
-
-    Raises:
-        ConfigError: Saying which names are legal.
-    """
+    """Refuse a name that is a training client's, or that cannot be a folder's."""
     try:
         check_name(name, "the new site")
     except DataError as error:

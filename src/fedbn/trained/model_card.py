@@ -28,15 +28,7 @@ _VERB = {Targets.NUMBERS: "Predict numbers of", Targets.MASK: "Segment"}
 
 
 def model_card(trained: Trained, facts: Facts, agreement: Facts, file: str, size: int) -> str:
-    """Write the card of an exported model.
-
-    Args:
-        trained: The run.
-        facts: What the file itself tells.
-        agreement: How it was checked.
-        file: Its name.
-        size: Its bytes.
-    """
+    """Write the card of an exported model: what its file tells, and how it was checked."""
     pages = Environment(
         autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,

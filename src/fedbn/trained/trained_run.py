@@ -37,16 +37,7 @@ _HALF = 0.5
 
 
 def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
-    """Bring samples to a tensor (n, ...) of the run's shape.
-
-    Args:
-        x: An array, a tensor, or lists of numbers.
-        inputs: What a sample of the run looks like (`fedbn.experiments.environment`).
-        where: What to call the samples in messages.
-
-    Raises:
-        DataError: Where they are no such samples.
-    """
+    """Bring samples to a tensor (n, ...) of the run's shape, or refuse them."""
     samples = _tensor(x, where)
     check_shape(samples, inputs, where)
     _check_values(samples, inputs, where)
@@ -305,14 +296,9 @@ def frame_of(records: Iterable[Record]) -> Any:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a client's model makes of some inputs.
+    """What a client's model makes of inputs: a row each, columns in the order of `classes`.
 
-    Attributes:
-        inputs: What each input is called.
-        classes: The names of the classes, in the order of the columns of `proba`; or of numbers.
-        proba: What is predicted, as `predictions` gives it.
-        labels: The targets; None where they are not known.
-        task: What the run learned.
+    The labels are None where they are not known.
     """
 
     inputs: tuple[str, ...]

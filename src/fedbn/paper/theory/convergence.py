@@ -85,12 +85,7 @@ def federated_round(network: Network, samples: Samples, eta: float) -> Network:
 
 @dataclass(frozen=True)
 class Course:
-    """One training run.
-
-    Attributes:
-        errors: `‖f(t) − y‖²` at t = 0, 1, …, steps.
-        kept: The network at the times asked for.
-    """
+    """One training run: `‖f(t) − y‖²` at t = 0, 1, …, and the network at the times asked for."""
 
     errors: tuple[float, ...]
     kept: dict[int, Network]
