@@ -59,17 +59,12 @@ def protocol_cut(paper: Mapping[str, Any], used: Mapping[str, Any]) -> bool:
 
 def _length(theirs: Experiment, ours: Experiment) -> Iterator[str]:
     swept = "local_epochs" in ours.sweep.get("training", {})
-    a, b = (_epochs(experiment) for experiment in (theirs, ours))
+    a, b = (t.epochs or t.rounds * t.local_epochs for t in (theirs.training, ours.training))
     if ours.training.epochs is None and swept:
         yield f"{ours.training.rounds} rounds a setting (paper scale: {a} epochs)"
     elif a != b:
         unit = "rounds" if ours.training.local_steps else "epochs"
         yield f"{b} of {a} {unit}" if b < a else f"{b} {unit} (paper scale: {a})"
-
-
-def _epochs(experiment: Experiment) -> int:
-    training = experiment.training
-    return training.epochs or training.rounds * training.local_epochs
 
 
 def _seeds(theirs: Experiment, ours: Experiment) -> Iterator[str]:
@@ -149,8 +144,10 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
     for need in missing(overridden(raw, flags, settings, where)):
         if scale == "quick" and need in without:
             raw = changed(raw, without[need])
-    if ORIGINALS in without and _data(raw) == "digits" and not originals_are_there():
-        raw = changed(raw, without[ORIGINALS])
+    if ORIGINALS in without and _data(raw) == "digits":
+        sources = [find_source(digits_folder(), domain) for domain in DIGIT_DOMAINS]
+        if not all(source is not None and not source.split for source in sources):
+            raw = changed(raw, without[ORIGINALS])  # not there whole, or cut to equal size
     final = overridden(raw, flags, settings, where)
     final.pop("quick", None)
     checked(final, where)
@@ -158,20 +155,11 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
 
 
 def _asked(entry: Entry, used: Raw, lacking: tuple[str, ...] = ()) -> Asked:
-    cut = protocol_cut(entry.paper or entry.raw, used)
-    return Asked(used, told(entry, used), lacking, comparable(entry, used), cut)
-
-
-def told(entry: Entry, used: Raw) -> tuple[str, ...]:
-    """How a configuration differs from the paper's, a phrase each."""
-    if entry.paper is None:
-        return (f"settings of {entry.file.name}, not the paper's", *departures(entry.raw, used))
-    return tuple(departures(entry.paper, used))
-
-
-def comparable(entry: Entry, used: Raw) -> bool:
-    """Tell whether numbers may stand beside the paper's: an item of it, on its data."""
-    return entry.paper is not None and _data(used) == _data(entry.paper)
+    paper = entry.paper or entry.raw
+    own = () if entry.paper else (f"settings of {entry.file.name}, not the paper's",)
+    comparable = entry.paper is not None and _data(used) == _data(entry.paper)
+    changes = (*own, *departures(paper, used))
+    return Asked(used, changes, lacking, comparable, protocol_cut(paper, used))
 
 
 def missing(raw: Mapping[str, Any]) -> list[str]:
@@ -188,12 +176,6 @@ def is_there(name: str) -> bool:
     if name not in registry.names(fedbn.datasets):
         return True  # a user's own, or a name that is refused where it is used
     return fedbn.datasets.info_of(name).is_there()
-
-
-def originals_are_there() -> bool:
-    """Tell whether every digit data set is there whole, and not cut to equal size."""
-    sources = [find_source(digits_folder(), domain) for domain in DIGIT_DOMAINS]
-    return all(source is not None and not source.split for source in sources)
 
 
 def _data(raw: Mapping[str, Any]) -> str:

@@ -51,32 +51,31 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Read all items that come with the package."""
-    found = []
-    for name, title in configuration.experiments().items():
-        raw = read_toml(configuration.folder() / f"{name}.toml")
-        if "reproduce" in raw:
-            found.append(Entry(name, title, configuration.folder() / f"{name}.toml", raw, raw))
-    return found
+    titles, home = configuration.experiments(), configuration.folder()
+    read = {name: read_toml(home / f"{name}.toml") for name in titles}
+    return [
+        Entry(name, titles[name], home / f"{name}.toml", raw, raw)
+        for name, raw in read.items()
+        if "reproduce" in raw
+    ]
 
 
 def find(name: str) -> list[Entry]:
     """Find one item by its name or by a file of the user's own, or all of them."""
     known = entries()
     if name.endswith(".toml"):
-        return [_own(Path(name), {entry.name: entry.raw for entry in known})]
+        file = Path(name)
+        raw = read_toml(file)
+        if not isinstance(raw.get("reproduce"), Mapping):
+            raise ConfigError(f"{file}: no table [reproduce]; `fedbn run` trains any experiment")
+        paper = next((entry.raw for entry in known if entry.name == file.stem), None)
+        return [Entry(file.stem, configuration.title(file), file, raw, paper)]
     if name == ALL:
         return known
     chosen = [entry for entry in known if entry.name == name]
     if not chosen:
         raise ConfigError(unknown("item", name, [*(entry.name for entry in known), ALL]))
     return chosen
-
-
-def _own(file: Path, known: Mapping[str, Mapping[str, Any]]) -> Entry:
-    raw = read_toml(file)
-    if not isinstance(raw.get("reproduce"), Mapping):
-        raise ConfigError(f"{file}: no table [reproduce]; `fedbn run` trains any experiment")
-    return Entry(file.stem, configuration.title(file), file, raw, known.get(file.stem))
 
 
 Scale = Literal["quick", "paper"]

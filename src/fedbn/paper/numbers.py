@@ -73,13 +73,10 @@ def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[str, frozenset[st
             domain = row.get("domain", column)
             if "=" in column:
                 setting = column
-            yield (row["method"], _parts(setting), domain), _read(printed)
-
-
-def _read(printed: str) -> Number:
-    match = _PRINTED.fullmatch(printed)
-    assert match, printed
-    return Number(float(match[1]), float(match[2]) if match[2] else None)
+            match = _PRINTED.fullmatch(printed)
+            assert match, printed
+            number = Number(float(match[1]), float(match[2]) if match[2] else None)
+            yield (row["method"], _parts(setting), domain), number
 
 
 def _parts(setting: str) -> frozenset[str]:
@@ -172,17 +169,16 @@ def studied(request: Request, records: Records) -> Study:
         clients=clients,
         table=domains,
         scores=domains.scores(experiment.evaluation.report),
-        epochs={s.name: _epochs(s.experiment) for s in settings(experiment)},
+        epochs={
+            s.name: 1 if (training := s.experiment.training).local_steps else training.local_epochs
+            for s in settings(experiment)
+        },
         papers=papers if request.comparable else (),
         stand_ins=stand_ins,
         cut=request.cut,
         data_remarks=tuple(dict.fromkeys(said)),
         remarks=unfinished,
     )
-
-
-def _epochs(experiment: Experiment) -> int:
-    return 1 if experiment.training.local_steps else experiment.training.local_epochs
 
 
 def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedbn import __version__, text
 from fedbn.errors import ConfigError, unknown
-from fedbn.paper.items import Cell, Entry, Outcome, Request, Row, Table
+from fedbn.paper.items import Cell, Entry, Outcome, Request, Table
 from fedbn.results.result_table import latex
 from fedbn.runs.folder import explained, to_json, write_atomically
 from fedbn.text import harmless
@@ -75,19 +75,17 @@ def to_latex(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Write one line a cell, with all that is known of it, for a program."""
-    head = [*table.head, "column", "ours", "std", "seeds", "low", "high", "paper", "paper_std",
-            "difference", "difference_low", "difference_high"]  # fmt: skip
-    return text.csv_text([head, *(line for row in table.rows for line in _csv_lines(row, table))])
-
-
-def _csv_lines(row: Row, table: Table) -> Iterator[list[str]]:
-    for column, cell in zip(table.columns, row.cells, strict=True):
-        if cell is not None:
-            low, high = cell.interval or (None, None)
-            numbers = (cell.ours, cell.std, cell.seeds, low, high, cell.paper, cell.paper_std)
-            apart = (cell.difference, *(cell.apart or (None, None)))
-            shown = ["" if value is None else f"{value:.6g}" for value in (*numbers, *apart)]
-            yield [*row.label, column, *shown]
+    lines = [[*table.head, "column", "ours", "std", "seeds", "low", "high", "paper", "paper_std",
+              "difference", "difference_low", "difference_high"]]  # fmt: skip
+    for row in table.rows:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            if cell is not None:
+                low, high = cell.interval or (None, None)
+                ours = (cell.ours, cell.std, cell.seeds, low, high, cell.paper, cell.paper_std)
+                apart = (cell.difference, *(cell.apart or (None, None)))
+                numbers = ["" if value is None else f"{value:.6g}" for value in (*ours, *apart)]
+                lines.append([*row.label, column, *numbers])
+    return text.csv_text(lines)
 
 
 _NOTHING = Cell(math.nan)
@@ -140,20 +138,17 @@ def produce(entry: Entry, request: Request, command: str) -> Outcome:
         spent = before if finished else before + time.monotonic() - begun
         if outcome or any(request.folder.iterdir()):
             write_atomically(request.folder / TIME, to_json({"seconds": round(spent, 1)}))
-        else:
-            _remove(made)
-    _write_tables(request, outcome)
+        else:  # leave nothing of an item that failed before it wrote anything
+            with suppress(OSError):
+                for path in made:
+                    path.rmdir()
+    for table in outcome.tables:
+        for suffix, write in (("csv", to_csv), ("md", to_markdown), ("tex", to_latex)):
+            write_atomically(request.folder / f"{table.name}.{suffix}", write(table).encode())
     facts = _facts(entry, request, outcome, command, spent)
     write_atomically(request.folder / README, _readme(entry, facts, outcome).encode())
     write_atomically(request.folder / RESULT, to_json(facts))
     return outcome
-
-
-def _remove(made: list[Path]) -> None:
-    """Leave nothing of an item that failed before it wrote anything."""
-    with suppress(OSError):
-        for path in made:
-            path.rmdir()
 
 
 def _item(entry: Entry) -> Callable[[Request], Outcome]:
@@ -165,19 +160,11 @@ def _item(entry: Entry) -> Callable[[Request], Outcome]:
     return found
 
 
-def _write_tables(request: Request, outcome: Outcome) -> None:
-    for table in outcome.tables:
-        for suffix, content in (
-            ("csv", to_csv(table)),
-            ("md", to_markdown(table)),
-            ("tex", to_latex(table)),
-        ):
-            write_atomically(request.folder / f"{table.name}.{suffix}", content.encode())
-
-
 def _facts(
     entry: Entry, request: Request, outcome: Outcome, command: str, seconds: float
 ) -> dict[str, Any]:
+    own = ("reproduce", "quick")
+    settings = {key: value for key, value in request.experiment.items() if key not in own}
     return {
         "name": entry.name,
         "title": entry.title,
@@ -185,7 +172,7 @@ def _facts(
         "scale": request.scale,
         "command": command,
         "run": None if request.source is None else str(request.source),
-        "settings": json.loads(json.dumps(_without_how(request.experiment))),
+        "settings": json.loads(json.dumps(settings)),
         "changes": list(request.changes),
         "remarks": list(outcome.remarks),
         "seconds": round(seconds, 1),
@@ -193,10 +180,6 @@ def _facts(
         "tables": [asdict(table) for table in outcome.tables],
         "figures": [figure.name for figure in outcome.figures],
     }
-
-
-def _without_how(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in raw.items() if key not in ("reproduce", "quick")}
 
 
 def _readme(entry: Entry, facts: Mapping[str, Any], outcome: Outcome) -> str:

@@ -8,7 +8,7 @@ the step at which FedBN has come as far as FedAvg comes in all.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +73,10 @@ def caught_up(ours: Sequence[float], base: Sequence[float]) -> int | None:
 
 def _table(request: Request, losses: Losses) -> Table:
     rows = [
-        Row((_shown(setting), method), tuple(_cells(methods, method)))
+        Row(
+            (_shown(setting), method),
+            tuple(Cell.of(values) if values else None for values in _values(methods, method)),
+        )
         for setting, methods in losses.items()
         for method in (BASE, BETTER)
     ]
@@ -85,20 +88,16 @@ def _table(request: Request, losses: Losses) -> Table:
     )
 
 
-def _cells(methods: Mapping[str, Mapping[int, list[float]]], method: str) -> Iterator[Cell | None]:
+def _values(methods: Mapping[str, Mapping[int, list[float]]], method: str) -> list[list[float]]:
     own, base = methods[method], methods[BASE]
-    yield _cell([line[0] for line in own.values()])
-    yield _cell([line[-1] for line in own.values()])
-    if method == BASE:
-        yield from (None, None)
-        return
-    yield _cell([own[seed][-1] / base[seed][-1] for seed in own if seed in base])
-    steps = [caught_up(own[seed], base[seed]) for seed in own if seed in base]
-    yield _cell([step for step in steps if step is not None])
-
-
-def _cell(values: Sequence[float]) -> Cell | None:
-    return Cell.of(values) if values else None
+    pairs = [(own[seed], base[seed]) for seed in own if seed in base and method != BASE]
+    steps = (caught_up(*pair) for pair in pairs)
+    return [
+        [line[0] for line in own.values()],
+        [line[-1] for line in own.values()],
+        [mine[-1] / theirs[-1] for mine, theirs in pairs],
+        [step for step in steps if step is not None],
+    ]
 
 
 def _remark(setting: str, methods: Mapping[str, Mapping[int, list[float]]]) -> str:
@@ -123,11 +122,11 @@ DEFAULTS: dict[str, Any] = {"samples": 100, "examples": 10, "also": []}
 
 def data_view(request: Request) -> Outcome:
     """Draw every data set that is asked for, and tabulate the domains' distances."""
-    options = _options(request.options)
-    sections = [
-        checked(request.experiment).data,
-        *(DataSection(name=name) for name in options["also"]),
-    ]
+    options = options_of(request.options, DEFAULTS, counts=("samples", "examples"))
+    also = options["also"]
+    if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
+        raise refused("also", also, "legal is a list of data sets' names")
+    sections = [checked(request.experiment).data, *(DataSection(name=name) for name in also)]
     # Without changes, quick is no other than the paper's scale.
     said = [request.label] if request.changes else []
     tables, figures, remarks = [], [], []
@@ -140,14 +139,6 @@ def data_view(request: Request) -> Outcome:
         if len(found["clients"]) > 1:
             tables.append(_view_table(stem, shown))
     return Outcome(tuple(tables), tuple(figures), tuple(dict.fromkeys(remarks)))
-
-
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    found = options_of(given, DEFAULTS, counts=("samples", "examples"))
-    also = found["also"]
-    if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
-        raise refused("also", also, "legal is a list of data sets' names")
-    return found
 
 
 def _view_table(name: str, found: Mapping[str, Any]) -> Table:

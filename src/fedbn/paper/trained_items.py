@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -31,9 +31,9 @@ AXES = {
 def trained(request: Request) -> Outcome:
     """Train what the experiment says, and show it as its table `[reproduce]` says."""
     request, study = trained_study(request)
-    tables = tuple(tables_of(request, study))
-    figures = tuple(figures_of(request, study))
-    return Outcome(tables, figures, study.remarks)
+    draw = {"loss": _loss, "curves": _curves, "against": _against, "bars": _bars}
+    figures = [file for kind in study.how.figures for file in draw[kind](request, study)]
+    return Outcome(tuple(tables_of(request, study)), tuple(figures), study.remarks)
 
 
 def tables_of(request: Request, study: Study) -> Iterator[Table]:
@@ -123,18 +123,6 @@ def paper_means(study: Study, setting: str = _DEFAULT) -> Mapping[str, Mapping[s
     return found
 
 
-def figures_of(request: Request, study: Study) -> Iterator[Path]:
-    """Draw all figures of an item; each as SVG and PNG."""
-    kinds: dict[str, Callable[[Request, Study], Iterator[Path]]] = {
-        "loss": _loss,
-        "curves": _curves,
-        "against": _against,
-        "bars": _bars,
-    }
-    for kind in study.how.figures:
-        yield from kinds[kind](request, study)
-
-
 def _loss(request: Request, study: Study) -> Iterator[Path]:
     """Training loss over epochs, of the averaged models and as seen while training.
 
@@ -146,11 +134,10 @@ def _loss(request: Request, study: Study) -> Iterator[Path]:
         (LOSS_SEEN, "loss-seen", "loss seen while training"),
     ):
         stem = request.folder / f"{request.name}-{end}"
-        panels = _loss_panels(study, measure)
-        yield from draw_curves_over_epochs(panels, stem, name, request.label)
+        yield from draw_curves_over_epochs(_panels(study, measure), stem, name, request.label)
 
 
-def _loss_panels(study: Study, measure: Measure) -> dict[str, list[Curve]]:
+def _panels(study: Study, measure: Measure) -> dict[str, list[Curve]]:
     """A panel a domain, or a panel a setting where there are several."""
     several = len({key.setting for key in study.table.histories}) > 1
     panels: dict[str, list[Curve]] = {}

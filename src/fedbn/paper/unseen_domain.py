@@ -46,7 +46,10 @@ Scores = dict[tuple[str, str], dict[str, list[float]]]
 def unseen_domain(request: Request) -> Outcome:
     """Train the federation, then bring the new clients."""
     options = options_of(request.options, DEFAULTS, counts=("join_rounds",))
-    newcomers = _newcomers(options["new"])
+    if not isinstance(new := options["new"], Mapping):
+        raise refused("new", new, "legal is a table of options of morpho_mnist")
+    raw = {"data": {"name": "morpho_mnist", **new}}
+    newcomers = load_federation(checked(raw, "reproduce.options.new").data)
     request, study = trained_study(request)
     scores: Scores = defaultdict(lambda: defaultdict(list))
     for job in jobs_of(place := request.source or request.folder / "run"):
@@ -69,13 +72,6 @@ def join(trained: Trained, client: Client, rounds: int, place: Path, workers: in
     start = known or joining_state(trained, client)
     state = run_plan(plan, Writer(place), start=start, workers=workers)
     return replace(trained, plan=plan, state=state, adapted={}, source=None, facts=None)
-
-
-def _newcomers(options: Any) -> Federation:
-    if not isinstance(options, Mapping):
-        raise refused("new", options, "legal is a table of options of morpho_mnist")
-    section = checked({"data": {"name": "morpho_mnist", **options}}, "reproduce.options.new").data
-    return load_federation(section)
 
 
 def _scored(

@@ -252,13 +252,10 @@ def compare(gram: Tensor, client: Tensor) -> Comparison:
         >>> result.mu, result.mu_star, result.holds
         (1.0, 2.0, True)
     """
-    blocks = tuple(least_eigenvalue(gram[own][:, own]) for own in _members(client))
+    members = [client == i for i in torch.unique(client).tolist()]
+    blocks = tuple(least_eigenvalue(gram[own][:, own]) for own in members)
     mu, mu_star = least_eigenvalue(gram), least_eigenvalue(block_diagonal(gram, client))
     rounding = gram.shape[0] * torch.finfo(gram.dtype).eps * float(gram.norm())
     return Comparison(
         mu, mu_star, blocks, mu > rounding, mu_star > rounding, mu_star >= mu - rounding
     )
-
-
-def _members(client: Tensor) -> Sequence[Tensor]:
-    return [client == i for i in torch.unique(client).tolist()]

@@ -172,17 +172,14 @@ def start_gram(samples: Samples, *, angles: int = 48) -> Tensor:
     tables = [samples.x[own] / units[i].sqrt() for i, own in enumerate(members)]
     moments = samples.moments / units[:, None, None]
     for i, j in combinations_with_replacement(range(samples.clients), 2):
-        mixes = _mixtures(moments[i], moments[j], 1 if i == j else angles)
+        # C_φ at the nodes of the midpoint rule in φ, which is Gauss-Chebyshev in sin²φ.
+        count = 1 if i == j else angles
+        nodes = (torch.arange(count, dtype=torch.float64) + 0.5) * math.pi / (2 * count)
+        mixes = [p * moments[i] + (1 - p) * moments[j] for p in nodes.sin().square()]
         block = torch.stack([_weighted(tables[i], tables[j], mix) for mix in mixes]).mean(dim=0)
         result[members[i][:, None] & members[j][None, :]] = block.flatten()
         result[members[j][:, None] & members[i][None, :]] = block.T.flatten()
     return result
-
-
-def _mixtures(first: Tensor, second: Tensor, angles: int) -> list[Tensor]:
-    """`C_φ` at the nodes of the midpoint rule in φ, which is Gauss-Chebyshev in sin²φ."""
-    nodes = (torch.arange(angles, dtype=torch.float64) + 0.5) * math.pi / (2 * angles)
-    return [share * first + (1 - share) * second for share in nodes.sin().square()]
 
 
 def _weighted(left: Tensor, right: Tensor, moment: Tensor) -> Tensor:
