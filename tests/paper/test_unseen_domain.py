@@ -48,7 +48,7 @@ def _scaled(client: Client, name: str, factor: float) -> Client:
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The item on data that is drawn in a moment."""
-    monkeypatch.setattr(unseen_domain, "_newcomers", lambda options: newcomers())
+    monkeypatch.setattr(unseen_domain, "load_federation", lambda section: newcomers())
     made = request("unseen-domain", tmp_path, *SMALL)
     how = made.experiment["reproduce"]
     return replace(made, experiment={**BASE, "reproduce": how})
