@@ -15,10 +15,9 @@ import fedbn
 from fedbn.core.federation import Targets
 from fedbn.data.checks import recognize
 from fedbn.data.new_samples import read_samples
-from fedbn.datasets.masks import masks
-from fedbn.datasets.own_files import tables
+from fedbn.datasets.own_files import masks, tables
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError
-from fedbn.models.pictures import resnet18, unet
+from fedbn.models.networks import resnet18, unet
 from tiny import same
 
 QUIET = {"notes": lambda text: None}

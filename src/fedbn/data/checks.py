@@ -62,20 +62,16 @@ def _federation(federation: Federation) -> Iterator[Finding]:
         yield from _constants(usable)
         yield from _scales(usable)
     yield from _twice(federation.clients)
-    yield from _unread(federation.clients)
-    for remark in federation.remarks:
-        yield Finding("note", "", federation.name, remark)
-
-
-def _unread(clients: Sequence[Client]) -> Iterator[Finding]:
-    """Read samples that are not in memory, to hear what is wrong with the first that is bad."""
-    for client in clients:
+    for client in federation.clients:
         for part, split in client.named_splits():
+            # Samples that are not in memory are read, to hear what is wrong with a bad one.
             if not isinstance(split, Split):
                 try:
                     all_targets(split, read=True)
                 except DataError as error:
                     yield Finding("error", client.name, part, str(error))
+    for remark in federation.remarks:
+        yield Finding("note", "", federation.name, remark)
 
 
 def _constants(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
@@ -236,13 +232,11 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
         faults += picture_findings(place, white) if looked_at else ()
         faults += _array_files(place) if kind == "arrays" else ()
         if not stopped(faults):
+            found = _federation(read({}))
             # Pictures in folders were looked at one by one: only what a run would say is new.
-            faults += (f for f in _federation(read({})) if not looked_at or _is_new(f))
+            new = {("error", True), ("error", False), ("note", False)}
+            faults += (f for f in found if not looked_at or (f.severity, bool(f.site)) in new)
     return in_order(faults)
-
-
-def _is_new(finding: Finding) -> bool:
-    return finding.severity == "error" or (finding.severity == "note" and not finding.site)
 
 
 @contextmanager

@@ -57,11 +57,9 @@ def train_and_test(
     source: DigitSource, seed: int, limit: int | None = None
 ) -> tuple[Digits, Digits]:
     """Read a domain's training and test part: as they are in an npz, else divided 80 to 20."""
-    parts = source.parts()
-    if source.split:
-        images, labels = parts[0]
-        return (images[:limit], labels[:limit]), parts[1]
-    images, labels = parts[0]
+    (images, labels), *test_part = source.parts()
+    if test_part:
+        return (images[:limit], labels[:limit]), test_part[0]
     draws = generator(seed, "digits split", client=source.domain)
     wanted = torch.from_numpy(labels)
     train, test = (
@@ -99,17 +97,14 @@ def colour28(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         [7, 7, 7]
     """
     flat = images[..., 0] if images.shape[3:] == (1,) else images
-    small = flat if flat.shape[1:3] == (SIDE, SIDE) else _resized(flat)
+    small = flat
+    if flat.shape[1:3] != (SIDE, SIDE):
+        small = np.empty((len(flat), SIDE, SIDE, *flat.shape[3:]), np.uint8)
+        for image, target in zip(flat, small, strict=True):
+            picture = Image.fromarray(np.ascontiguousarray(image))
+            target[:] = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     planes = small[:, None] if small.ndim == 3 else np.moveaxis(small, 3, 1)
     return np.ascontiguousarray(np.broadcast_to(planes, (len(planes), 3, SIDE, SIDE)))
-
-
-def _resized(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    small = np.empty((len(images), SIDE, SIDE, *images.shape[3:]), np.uint8)
-    for image, target in zip(images, small, strict=True):
-        picture = Image.fromarray(np.ascontiguousarray(image))
-        target[:] = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    return small
 
 
 def _arrays(train: Digits, test: Digits) -> Arrays:
@@ -184,11 +179,7 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class DigitsInfo(Info):
-    """Facts about a data set that is made of digit files, in whichever form those are there.
-
-    Attributes:
-        domains: The domains it needs; SynthDigits can be rendered, MNIST-M made.
-    """
+    """Facts about a data set made of digit files; SynthDigits can be rendered, MNIST-M made."""
 
     domains: tuple[str, ...] = DIGIT_DOMAINS
 

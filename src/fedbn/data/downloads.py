@@ -143,11 +143,7 @@ def _explained(url: str, error: requests.RequestException) -> DataError:
         return DataError(f"{url}: cut off before its end; what came is thrown away")
     if isinstance(error, requests.ReadTimeout) or "Read timed out" in str(error):
         return DataError(f"{url}: silent for {_SILENCE:.0f} seconds; what came is thrown away")
-    return DataError(f"{url}: no connection; is there internet? ({_cause(error)})")
-
-
-def _cause(error: Exception) -> str:
-    """What the layer below says, without its names of Python objects."""
     inner = error.args[0] if error.args else error
-    text = str(getattr(inner, "reason", inner))
-    return text.partition("): ")[2] or text
+    text = str(getattr(inner, "reason", inner))  # below it, without names of Python objects
+    cause = text.partition("): ")[2] or text
+    return DataError(f"{url}: no connection; is there internet? ({cause})")

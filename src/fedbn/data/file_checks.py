@@ -57,8 +57,16 @@ def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
         except DataError as error:
             yield refusal(error, home, home.name)
     yield from _stray(root)
-    yield from _left_out(sites)
-    yield from _examine(_pictures(sites), folder_classes(sites), depth)
+    pictures = []
+    for item, site, part, label in _items(sites):
+        if isinstance(item, Trouble):
+            severity: Severity = "warning" if item.harmless else "error"
+            yield Finding(severity, site, shown(item.path), item.text)
+        elif is_picture(item):
+            pictures.append((item, site, part, label))
+        else:
+            yield Finding("note", site, shown(item), "not a picture: left out")
+    yield from _examine(pictures, folder_classes(sites), depth)
 
 
 def benchmark_findings(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
@@ -92,21 +100,6 @@ def _items(sites: Sequence[SiteFolders]) -> Iterator[tuple[Path | Trouble, str, 
             for folder in folders:
                 for item in scan(folder):
                     yield item, site.name, part, shown(folder.name)
-
-
-def _pictures(sites: Sequence[SiteFolders]) -> Iterator[tuple[Path, str, str, str]]:
-    for item, site, part, label in _items(sites):
-        if isinstance(item, Path) and is_picture(item):
-            yield item, site, part, label
-
-
-def _left_out(sites: Sequence[SiteFolders]) -> Iterator[Finding]:
-    for item, site, _, _ in _items(sites):
-        if isinstance(item, Trouble):
-            severity: Severity = "warning" if item.harmless else "error"
-            yield Finding(severity, site, shown(item.path), item.text)
-        elif not is_picture(item):
-            yield Finding("note", site, shown(item), "not a picture: left out")
 
 
 def _stray(root: Path) -> Iterator[Finding]:
@@ -206,17 +199,17 @@ def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
             yield refusal(error, path)
             return
     no_features = {site, options.get("id"), *options.get("drop", ())} - {label}
-    read = {name: _without(table, no_features) for name, table in read.items()}
+    for name, table in read.items():
+        kept = {n: cells for n, cells in table.columns.items() if n not in no_features}
+        read[name] = replace(table, columns=kept)
+    known = dict.fromkeys(column for table in read.values() for column in table.columns)
     filled = options.get("missing") == "mean"
     for name, table in read.items():
         yield from _missing_cells(name, table, label, filled)
-        yield from _missing_columns(name, table, list(read.values()))
-    yield from _constant_columns(read)
-
-
-def _without(table: Table, names: set[str | None]) -> Table:
-    kept = {name: cells for name, cells in table.columns.items() if name not in names}
-    return replace(table, columns=kept)
+        if missing := [column for column in known if column not in table.columns]:
+            text = f"no column {', '.join(map(repr, missing))}, which other sites have"
+            yield Finding("error", name, table.where, text)
+    yield from _constant_columns(read, known)
 
 
 def _missing_cells(site: str, table: Table, label: str | None, filled: bool) -> Iterator[Finding]:
@@ -229,17 +222,8 @@ def _missing_cells(site: str, table: Table, label: str | None, filled: bool) -> 
             yield Finding(severity, site, table.where, text + ("" if harmless else way_out))
 
 
-def _missing_columns(site: str, table: Table, all_tables: Sequence[Table]) -> Iterator[Finding]:
-    known = dict.fromkeys(name for other in all_tables for name in other.columns)
-    missing = [name for name in known if name not in table.columns]
-    if missing:
-        text = f"no column {', '.join(map(repr, missing))}, which other sites have"
-        yield Finding("error", site, table.where, text)
-
-
-def _constant_columns(tables: dict[str, Table]) -> Iterator[Finding]:
+def _constant_columns(tables: dict[str, Table], known: Iterable[str]) -> Iterator[Finding]:
     sites = list(tables)
-    known = dict.fromkeys(name for table in tables.values() for name in table.columns)
     for column in known:
         constant = [s for s in sites if len(set(tables[s].columns.get(column, ()))) == 1]
         if len({tables[s].columns[column][0] for s in constant}) == 1 and constant == sites:

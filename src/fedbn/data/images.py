@@ -239,7 +239,10 @@ def choose_size(files: Sequence[Path]) -> tuple[int, str]:
     """
     if not files:
         raise DataError("no pictures to choose a size from")
-    sides = [_sides(file) for file in files[:: 1 + (len(files) - 1) // _LOOKED_AT]]
+    sides = []
+    for file in files[:: 1 + (len(files) - 1) // _LOOKED_AT]:
+        with watched(), opened(file) as picture:
+            sides.append(picture.size)
     width, height = sides[0]
     if len(set(sides)) == 1 and width == height <= SIZES[-1]:
         return max(width, 4), ""
@@ -249,11 +252,6 @@ def choose_size(files: Sequence[Path]) -> tuple[int, str]:
     return side, (
         f"pictures of {least[0]}×{least[1]} to {most[0]}×{most[1]} pixels resized to {side}×{side}"
     )
-
-
-def _sides(file: Path) -> tuple[int, int]:
-    with watched(), opened(file) as picture:
-        return picture.size
 
 
 @dataclass(frozen=True)
@@ -279,17 +277,12 @@ class FlipAndTurn:
         n, _, height, width = x.shape
         angle = (torch.rand(n, generator=draws) * 2 - 1) * math.radians(self.degrees)
         mirror = (torch.rand(n, generator=draws) < 0.5).float() * -2 + 1
-        grid = functional.affine_grid(
-            _matrices(angle, mirror, height / width).to(x), list(x.shape), align_corners=False
-        )
+        # Where each output pixel is read, in coordinates from −1 to 1 along both sides.
+        cos, sin, zero, ratio = angle.cos(), angle.sin(), torch.zeros_like(angle), height / width
+        across = torch.stack([mirror * cos, mirror * -sin * ratio, zero], dim=1)
+        down = torch.stack([sin / ratio, cos, zero], dim=1)
+        matrices = torch.stack([across, down], dim=1).to(x)
+        grid = functional.affine_grid(matrices, list(x.shape), align_corners=False)
         # Outside the picture grid_sample reads 0, which must mean black.
         lifted = functional.grid_sample(x - _BLACK, grid, align_corners=False)
         return lifted.add_(_BLACK)
-
-
-def _matrices(angle: Tensor, mirror: Tensor, ratio: float) -> Tensor:
-    """Where each output pixel is read, in coordinates from −1 to 1 along both sides."""
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    across = torch.stack([mirror * cos, mirror * -sin * ratio, zero], dim=1)
-    down = torch.stack([sin / ratio, cos, zero], dim=1)
-    return torch.stack([across, down], dim=1)

@@ -21,7 +21,7 @@ from fedbn.core.federation import Client, Split, check_name
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups
 from fedbn.data.image_folders import owners
-from fedbn.data.images import is_picture, opened, pictures_below, read_pictures, watched
+from fedbn.data.images import opened, pictures_below, read_pictures, watched
 from fedbn.data.storage import check_distinct, subfolders
 from fedbn.errors import DataError, unknown
 from fedbn.text import shown
@@ -68,7 +68,7 @@ def pairs_in(home: Path) -> MaskedPictures:
     """Pair pictures and masks by name, whatever their suffix; one without the other is refused."""
     named: list[dict[str, Path]] = []
     for part in ("images", "masks"):
-        files = [f for f in pictures_below(home / part) if is_picture(f)]
+        files = pictures_below(home / part)
         named.append({f.relative_to(home / part).with_suffix("").as_posix(): f for f in files})
     pictures, masks = named
     for name, file in pictures.items():
@@ -100,9 +100,7 @@ def read_mask(file: Path, picture: Path, side: tuple[int, int]) -> NDArray[np.in
         values = np.asarray(plain.resize(side, Image.Resampling.NEAREST), dtype=np.int64)
     if values.ndim == 3:
         first = values[..., 0]
-        if not all(
-            np.array_equal(first, values[..., c]) for c in range(1, min(values.shape[2], 3))
-        ):
+        if not (values[..., :3] == first[..., None]).all():
             raise DataError(
                 f"{shown(file)}: colours; legal are masks of one channel or of palette indices, "
                 "whose values are classes"
@@ -161,12 +159,11 @@ class MaskReader:
         """Read a part of a site."""
         x = read_pictures(found.pictures, self.size, self.depth)
         y = numbered(read_masks(found, self.size), values, found.masks)
-        return Split(x, y, groups=self._groups(found.pictures))
-
-    def _groups(self, files: Sequence[Path]) -> Tensor | None:
-        if self.group is None:
-            return None
-        return numbered_groups(np.array(owners(files, self.group)), len(files), "data.group")
+        groups = None
+        if self.group is not None:
+            whose = np.array(owners(found.pictures, self.group))
+            groups = numbered_groups(whose, len(whose), "data.group")
+        return Split(x, y, groups=groups)
 
     def client(self, site: str, parts: Sequence[Split], share: float, seed: int) -> Client:
         """Make a client of a site's parts, of which one is held out where there is one only."""

@@ -38,7 +38,12 @@ def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
         for domain in domains:
             with contextlib.suppress(DataError):  # incomplete here, perhaps whole elsewhere
                 if domain not in found and (source := find_source(place, domain)):
-                    found[domain] = _digit_files(source)
+                    found[domain] = {
+                        file: Path("digits", file.relative_to(part.parent))
+                        for part in source.files
+                        for file in ([part] if part.is_file() else sorted(part.rglob("*")))
+                        if file.is_file()
+                    }
     return {domain: found[domain] for domain in domains if domain in found}
 
 
@@ -49,7 +54,10 @@ def take_over(places: Places, root: Path) -> int:
     try:
         for file, place in new.items():
             (gathered / place).parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(file, gathered / place)
+            try:
+                os.link(file.resolve(), gathered / place)
+            except OSError:
+                shutil.copy2(file, gathered / place)
         if new:
             _move(gathered, root)
     except OSError as error:
@@ -68,13 +76,6 @@ def _is_there(file: Path, target: Path) -> bool:
     return True
 
 
-def _link_or_copy(file: Path, target: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.link(file.resolve(), target)
-        return
-    shutil.copy2(file, target)
-
-
 def _move(made: Path, target: Path) -> None:
     """Rename the highest folders that are new, so that each appears at once."""
     if made.is_dir() and target.is_dir():
@@ -82,14 +83,6 @@ def _move(made: Path, target: Path) -> None:
             _move(entry, target / entry.name)
     else:
         made.replace(target)
-
-
-def _digit_files(source: DigitSource) -> Places:
-    found: dict[Path, Path] = {}
-    for part in source.files:
-        files = sorted(f for f in part.rglob("*") if f.is_file()) if part.is_dir() else [part]
-        found |= {file: Path("digits", file.relative_to(part.parent)) for file in files}
-    return found
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -120,7 +113,11 @@ def provide(
     where to put it. Of the options of `digits` only the `domains` asked for are needed.
     """
     if source:
-        _check_source(source, name, info)
+        if not info.files:
+            raise ConfigError(f"--from {shown(source)}: data {name} needs no files")
+        if not source.is_dir():
+            raise ConfigError(f"--from {shown(source)}: no such folder")
+        _check_writable()
     if isinstance(info, DigitsInfo):
         asked = options.get("domains") or info.domains
         domains = checked_domains([asked] if isinstance(asked, str) else asked, DIGIT_DOMAINS)
@@ -153,9 +150,13 @@ def _provide_digits(
         for domain in domains:
             if domain in REMOTE and not _found(domain):
                 _download(domain, listener)
-    missing = [_how(d) for d in domains if not _found(d) and d not in _made(options)]
-    if missing:
-        raise DataError("; ".join([*missing, f"put them in {digits_folder()}"]))
+    said = []
+    for domain in (d for d in domains if not _found(d) and d not in _made(options)):
+        remote = REMOTE.get(domain)
+        get = f"get it from {remote.address}" if remote else f"get {_BY_HAND[domain]}"
+        said.append(f"{domain} is missing ({describe_forms(domain)}): {get}")
+    if said:
+        raise DataError("; ".join([*said, f"put them in {digits_folder()}"]))
 
 
 def _download(domain: str, listener: DownloadListener) -> None:
@@ -186,23 +187,8 @@ def _made(options: Mapping[str, Any]) -> set[str]:
     return made | {"mnist_m"} if Path(photographs).is_dir() else made
 
 
-def _how(domain: str) -> str:
-    files = describe_forms(domain)
-    remote = REMOTE.get(domain)
-    origin = f"from {remote.address}" if remote else _BY_HAND[domain]
-    return f"{domain} is missing ({files}): get {'it ' if remote else ''}{origin}"
-
-
 def _told(what: str, new: int, count: int, listener: DownloadListener) -> None:
     listener.tell(f"{what}: {new} new file(s) taken over, {count - new} were there already")
-
-
-def _check_source(source: Path, name: str, info: Info) -> None:
-    if not info.files:
-        raise ConfigError(f"--from {shown(source)}: data {name} needs no files")
-    if not source.is_dir():
-        raise ConfigError(f"--from {shown(source)}: no such folder")
-    _check_writable()
 
 
 def _check_writable() -> None:

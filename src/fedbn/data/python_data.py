@@ -60,25 +60,12 @@ def federation_of(
     split_seed: int = 0,
     numbers: bool = False,
 ) -> Federation:
-    """Make a federation of data that was given from Python.
+    """Make a federation of data that was given from Python: by client, or one client's.
 
     A client without a test part has a stratified share of it held out. Floats become float32, as
-    models are; `uint8` images stay and are scaled to [−1, 1] batch by batch.
-
-    Args:
-        data: A mapping of clients to their data; one data set is one client.
-        classes: The names of the classes, where Datasets do not tell them.
-        workers: Processes that read Datasets ahead; never changes a result.
-        label: Of DataFrames, as all below: the column of classes, or those of several labels.
-        site: The column of sites, of one DataFrame.
-        id: The column that names a row, no feature.
-        group: The column of groups: rows of one patient are never on both sides.
-        drop: Columns that are no features.
-        categorical: Columns of numbers that are names.
-        missing: Whether an empty cell is an error, or becomes the mean of the training rows.
-        test_share: The part of a client held out for testing.
-        split_seed: Decides which.
-        numbers: Learn the numbers in the label's column, or columns.
+    models are; `uint8` images stay and are scaled to [−1, 1] batch by batch. `classes` names the
+    classes where Datasets do not tell them; `workers`, processes that read Datasets ahead, never
+    change a result. The other options are for DataFrames, as the data set `tables` has them.
 
     Examples:
         >>> x = [[0.0], [1.0], [2.0], [3.0], [4.0]] * 2
@@ -204,7 +191,7 @@ def _classes(
     said, found, remarks = given or _agreed(parts.values()), dict(parts), list[str]()
     if said is not None:
         return tuple(map(str, said)), found, remarks
-    first = next((_first_target(part) for part in parts.values() if len(part)), np.zeros(0, int))
+    first = next((_target(part, 0) for part in parts.values() if len(part)), np.zeros(0, int))
     if first.dtype.kind == "f":
         return tuple(map(str, range(first.size))), found, remarks
     for key, part in parts.items():
@@ -219,14 +206,14 @@ def _classes(
     return tuple(map(str, range(count))), found, remarks
 
 
-def _first_target(part: _Part) -> NDArray[Any]:
+def _target(part: _Part, index: int) -> NDArray[Any]:
     if part.y is not None:
-        return np.asarray(part.y[0])
+        return np.asarray(part.y[index])
     try:
         with seeded(0):
-            return np.asarray(parts_of(part.dataset[0])[1])
+            return np.asarray(parts_of(part.dataset[index])[1])
     except Exception as error:
-        raise DataError(f"{part.where}, sample 0: {told(error)}") from error
+        raise DataError(f"{part.where}, sample {index}: {told(error)}") from error
 
 
 def _agreed(parts: Iterable[_Part]) -> list[str] | None:
@@ -245,13 +232,8 @@ def _read_targets(part: _Part) -> tuple[_Part, str]:
     """Read all targets of a Dataset that tells neither them nor its classes."""
     way_out = "classes = [...] (in fit: data__classes) or an attribute `targets` spares this"
     _LOG.warning(f"{part.where}: reading all {len(part)} samples once for their labels; {way_out}")
-    begun, found = time.monotonic(), []
-    for index in range(len(part)):
-        try:
-            with seeded(0):
-                found.append(np.asarray(parts_of(part.dataset[index])[1]))
-        except Exception as error:
-            raise DataError(f"{part.where}, sample {index}: {told(error)}") from error
+    begun = time.monotonic()
+    found = [_target(part, index) for index in range(len(part))]
     took = f"{time.monotonic() - begun:.1f} s"
     try:
         values = np.stack(found)

@@ -132,15 +132,11 @@ def fingerprint(paths: Iterable[Path]) -> dict[str, object]:
     files = [f for path in paths for f in (sorted(path.iterdir()) if path.is_dir() else [path])]
     homes = {parent: parent.resolve() for parent in {file.parent for file in files}}
     places = [str(f.resolve() if f.is_symlink() else homes[f.parent] / f.name) for f in files]
-    states = [_state(file) for file in files]
+    stats = [file.stat() for file in files]
+    # The time of the inode's change too: a copy over a file can keep all the others.
+    states = [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
     made = cached("contents", {"places": places, "states": states}, lambda: _contents(files))
     return {"places": places, "sha256": made["sha256"].tobytes().hex()}
-
-
-def _state(file: Path) -> tuple[int, ...]:
-    stat = file.stat()
-    # The time of the inode's change too: a copy over a file can keep all the others.
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _contents(files: Iterable[Path]) -> Arrays:
@@ -236,12 +232,10 @@ def is_hidden(path: Path) -> bool:
     return path.name.startswith(".") or path.name in _SKIPPED
 
 
-def scan(folder: Path) -> Iterator[Path | Trouble]:
+def scan(folder: Path, above: frozenset[tuple[int, int]] | None = None) -> Iterator[Path | Trouble]:
     """Walk all files below a folder, by name; links are followed, but never in a circle."""
-    return _scan(folder, frozenset(_inode(parent) for parent in folder.absolute().parents))
-
-
-def _scan(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path | Trouble]:
+    if above is None:
+        above = frozenset(_inode(parent) for parent in folder.absolute().parents)
     try:
         inode = _inode(folder)
         entries = sorted(folder.iterdir(), key=lambda entry: os.fsencode(entry.name))
@@ -255,7 +249,7 @@ def _scan(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path | Tr
         if is_hidden(entry):
             continue
         if entry.is_dir():
-            yield from _scan(entry, above | {inode})
+            yield from scan(entry, above | {inode})
         elif entry.is_symlink() and not entry.exists():
             yield Trouble(entry, "a link that leads nowhere")
         elif not entry.is_file():

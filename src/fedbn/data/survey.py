@@ -53,8 +53,8 @@ def client_distances(clients: Sequence[Client], seed: int = 0) -> list[list[floa
     if size < 2:
         return [[float("nan")] * len(clients) for _ in clients]
     pairs = zip(halves, [client for client in clients for _ in range(2)], strict=True)
-    samples = torch.cat([_batch(client.train, half[:size]).float() for half, client in pairs])
-    reduced = _components(_features(samples).double(), min(_COMPONENTS, size))
+    parts = [client.train.batch(half[:size])[0].cpu().float() for half, client in pairs]
+    reduced = _components(_features(torch.cat(parts)).double(), min(_COMPONENTS, size))
     fits = [_gaussian(part) for part in reduced.split(size)]
     spread = float(_gaussian(reduced)[1].trace()) or 1.0
     n = len(clients)
@@ -76,7 +76,8 @@ def frechet(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
         >>> round(frechet(one, other), 4)  # 3² + 2·(2 − 1)²
         11.0
     """
-    root = _root(one[1])
+    values, vectors = torch.linalg.eigh(one[1])
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     inner = torch.linalg.eigvalsh(root @ other[1] @ root).clamp(min=0).sqrt().sum()
     apart = (one[0] - other[0]).square().sum() + one[1].trace() + other[1].trace() - 2 * inner
     return max(0.0, float(apart))
@@ -93,10 +94,6 @@ def _halves(client: Client, seed: int) -> tuple[Tensor, Tensor]:
     first = torch.randperm(len(names), generator=draws) < len(names) // 2
     chosen = first[place[order]]
     return order[chosen], order[~chosen]
-
-
-def _batch(split: AnySplit, index: Tensor) -> Tensor:
-    return split.batch(index)[0].cpu()
 
 
 def _features(x: Tensor) -> Tensor:
@@ -126,12 +123,6 @@ def _components(features: Tensor, count: int) -> Tensor:
 
 def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.mean(dim=0), torch.cov(x.T).reshape(x.shape[1], x.shape[1])
-
-
-def _root(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    return root
 
 
 def survey(federation: Federation, samples: int = 100, examples: int = 10) -> dict[str, Any]:

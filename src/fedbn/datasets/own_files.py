@@ -1,4 +1,4 @@
-"""Your own data: folders of pictures, of npz arrays, and tables.
+"""Your own data: folders of pictures, with masks or without, of npz arrays, and tables.
 
 Numbers are taken as they are, in float32: levelling what differs from site to site is left to
 BatchNorm. Texts of tables become one-hot over the values of all sites. Parquet needs
@@ -21,9 +21,11 @@ from fedbn.data.image_folders import (
     divided_site,
     find_sites,
     folder_classes,
+    of_one_type,
 )
-from fedbn.data.images import PictureDepth, PictureSide
+from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.lazy_split import Workers
+from fedbn.data.masks import MASK_LAYOUT, MaskReader, find_masked, mask_values, read_masks
 from fedbn.data.own_pictures import (
     Normalize,
     PictureOptions,
@@ -36,7 +38,7 @@ from fedbn.data.table_files import TABLE_LAYOUT, read_sites
 from fedbn.data.tables import TableOptions, table_federation
 from fedbn.errors import ConfigError, DataError
 
-__all__ = ["arrays", "folders", "tables"]
+__all__ = ["arrays", "folders", "masks", "tables"]
 
 
 def folders(
@@ -92,6 +94,60 @@ def folders(
     return picture_federation(name or "folders", listing, classes, how)
 
 
+def masks(
+    path: str | None = None,
+    size: PictureSide | None = None,
+    classes: Sequence[str] = (),
+    values: Sequence[int] = (),
+    group: str | None = None,
+    test_share: TestShare = 0.2,
+    split_seed: int = 0,
+    depth: PictureDepth | None = None,
+) -> Federation:
+    """Read a folder of sites, each with pictures and a mask of the same name for every picture.
+
+    Args:
+        path: The folder of sites.
+        size: Side in pixels; chosen as for `folders` unless given.
+        classes: Names for the values of masks, the smallest first; the values themselves unless
+            given. The first is the background.
+        values: The legal values of masks; those that occur unless given.
+        group: A pattern whose first bracket finds, in a file's name, whom the picture belongs to
+            (`(.*)[LR]$` for both eyes of one child): pictures of one are never divided.
+        test_share: The part of each site held out for testing.
+        split_seed: Decides which pictures these are.
+        depth: The largest value of 16-bit pictures; see `folders`.
+    """
+    if path is None:
+        raise ConfigError(f"data.path is needed for data 'masks': {MASK_LAYOUT}")
+    found = find_masked(Path(path))
+    parts = [part for own in found.values() for part in own]
+    files = [file for part in parts for file in part.pictures]
+    side, remark = choose_size(files) if size is None else (size, "")
+    reader = MaskReader((side, side), depth or DEPTH, group)
+    known = sorted(values) or mask_values(
+        {m: v for p in parts for m, v in zip(p.masks, read_masks(p, reader.size), strict=True)}
+    )
+    if classes and len(classes) != len(known):
+        raise DataError(f"data.classes: {len(classes)} names, but masks have the values {known}")
+    clients = of_one_type(
+        [
+            reader.client(name, [reader.split(part, known) for part in own], test_share, split_seed)
+            for name, own in found.items()
+        ]
+    )
+    told: dict[str, object] = {"masks": known}
+    if clients[0].train.dtype.is_floating_point:
+        told["depth"] = reader.depth
+    return Federation(
+        Path(path).resolve().name or "masks",
+        clients,
+        tuple(classes) or tuple(map(str, known)),
+        (remark,) if remark else (),
+        told,
+    )
+
+
 def arrays(path: str | None = None) -> Federation:
     """Read a folder of npz files, one a client, in the order of their names.
 
@@ -121,6 +177,11 @@ _yours = partial(Info, classes=0, source="data.path", licence="yours")
 INFO = {
     "folders": _yours(
         title="Your own pictures: SITE/CLASS/*.png, *.jpg, ...",
+        clients="one a folder",
+        shape="3×size×size",
+    ),
+    "masks": _yours(
+        title="Your own pictures with masks: SITE/images/*, SITE/masks/*",
         clients="one a folder",
         shape="3×size×size",
     ),
