@@ -11,9 +11,10 @@ from fedbn.core.task import Loss
 __all__: list[str] = []
 
 
-def weighted_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def weighted_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
     """Cross entropy in which each sample, or place, counts as much as its class weighs."""
-    return functional.cross_entropy(outputs, targets, weight=weights.to(outputs))
+    weight = None if weights is None else weights.to(outputs)
+    return functional.cross_entropy(outputs, targets, weight=weight)
 
 
 def weighted_labels(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
@@ -50,10 +51,7 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def dice_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Cross entropy of every place, plus soft Dice, as nnU-Net adds them (Isensee et al. 2021)."""
-    each = functional.cross_entropy(
-        outputs, targets, weight=None if weights is None else weights.to(outputs)
-    )
-    return each + dice(outputs, targets)
+    return weighted_cross_entropy(outputs, targets, weights) + dice(outputs, targets)
 
 
 def balanced(targets: Tensor, classes: int) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedbn.tasks.metrics import FURTHER, METRICS
 
 __all__: list[str] = []
 
+T = TypeVar("T")
 GivenMetric = str | Metric | Callable[[Tensor, Tensor], Any]
 
 
@@ -59,7 +60,8 @@ class TaskChoice:
                     "task.class_weights and task.loss exclude each other: a loss of your own "
                     "weighs classes itself"
                 )
-            task = replace(task, loss=self._loss(self.loss), loss_for=None)
+            loss = self.loss if callable(self.loss) else self._named(self.loss, LOSSES, "loss")
+            task = replace(task, loss=loss, loss_for=None)
         if self.metrics is not None:
             if isinstance(self.metrics, str) or not self.metrics:
                 raise ConfigError("task.metrics: legal is a list of one metric or more")
@@ -86,24 +88,17 @@ class TaskChoice:
             )
         return made
 
-    def _loss(self, asked: str | Loss) -> Loss:
-        if callable(asked):
-            return asked
+    def _named(self, asked: str, known: Mapping[str, T], what: str) -> T | Callable[..., Any]:
         if ":" in asked:
-            return registry.find(fedbn.tasks, asked, "loss", self.held)
-        if asked not in LOSSES:
-            raise ConfigError(unknown("loss", asked, [*LOSSES, "module:callable"]))
-        return LOSSES[asked]
+            return registry.find(fedbn.tasks, asked, what, self.held)
+        if asked not in known:
+            raise ConfigError(unknown(what, asked, [*known, "module:callable"]))
+        return known[asked]
 
     def _metric(self, asked: GivenMetric) -> Metric:
         found: Any = asked
         if isinstance(asked, str):
-            if ":" not in asked and asked not in METRICS:
-                raise ConfigError(unknown("metric", asked, [*METRICS, "module:callable"]))
-            own = ":" in asked
-            found = (
-                registry.find(fedbn.tasks, asked, "metric", self.held) if own else METRICS[asked]
-            )
+            found = self._named(asked, METRICS, "metric")
         return found if isinstance(found, Metric) else metric(found)
 
 
@@ -142,19 +137,19 @@ def metric(
         )
 
     def value(said: Any, true: Any, weights: Any) -> Any:
-        places = [np.repeat(np.arange(len(said)), row.astype(np.int64)) for row in weights]
-        return np.array([_one(called, function, said[place], true[place]) for place in places])
+        numbers = []
+        for row in weights:
+            place = np.repeat(np.arange(len(said)), row.astype(np.int64))
+            found = function(torch.from_numpy(said[place]), torch.from_numpy(true[place]))
+            if getattr(found, "shape", ()) not in ((), (1,)):
+                raise ConfigError(
+                    f"metric {called} gives shape {tuple(found.shape)}; legal is one number for "
+                    "all samples"
+                )
+            numbers.append(float(found))
+        return np.array(numbers)
 
     return Metric(called, better, str(unit or getattr(function, "unit", "")), value)
-
-
-def _one(called: str, function: Callable[[Tensor, Tensor], Any], said: Any, true: Any) -> float:
-    found = function(torch.from_numpy(said), torch.from_numpy(true))
-    if getattr(found, "shape", ()) not in ((), (1,)):
-        raise ConfigError(
-            f"metric {called} gives shape {tuple(found.shape)}; legal is one number for all samples"
-        )
-    return float(found)
 
 
 def evaluated(task: Task) -> tuple[Metric, ...]:

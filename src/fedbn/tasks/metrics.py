@@ -53,14 +53,12 @@ def _balanced_accuracy(said: Array, true: Array, weights: Floats) -> Floats:
 
 
 def _macro_f1(said: Array, true: Array, weights: Floats) -> Floats:
-    right, there, predicted = _counts(said, true, weights)
-    return _overlap(right, there, predicted)
+    return _overlap(*_counts(said, true, weights))
 
 
 def _label_accuracy(said: Array, true: Array, weights: Floats) -> Floats:
     predicted, there = _indicators(said, true)
-    found: Floats = weights @ (predicted == there).mean(axis=1) / weights.sum(axis=1)
-    return found
+    return _average((predicted == there).mean(axis=1), weights)
 
 
 def _auroc(said: Array, true: Array, weights: Floats) -> Floats:
@@ -104,27 +102,24 @@ def _r2(said: Array, true: Array, weights: Floats) -> Floats:
 
 
 def _mae(said: Array, true: Array, weights: Floats) -> Floats:
-    error = np.abs(said.astype(np.float64) - true).mean(axis=1)
-    found: Floats = weights @ error / weights.sum(axis=1)
-    return found
+    return _average(np.abs(said.astype(np.float64) - true).mean(axis=1), weights)
 
 
 def _rmse(said: Array, true: Array, weights: Floats) -> Floats:
     error = np.square(said.astype(np.float64) - true).mean(axis=1)
-    found: Floats = np.sqrt(weights @ error / weights.sum(axis=1))
-    return found
+    return np.sqrt(_average(error, weights))
 
 
 def _places(said: Array, true: Array, weights: Floats) -> Counts:
     """Weights of each foreground class's places: right, true and predicted."""
     classes = range(1, int(max(said.max(initial=1), true.max(initial=1))) + 1)
     flat = [part.reshape(len(part), -1) for part in (said, true)]
-    rows = [[], [], []]  # type: list[list[Array]]
-    for label in classes:
-        predicted, there = (part == label for part in flat)
-        for found, some in zip(rows, (predicted & there, there, predicted), strict=True):
-            found.append(some.sum(axis=1))
-    right, there, predicted = (weights @ np.stack(found, axis=1) for found in rows)
+    masks = [[part == label for label in classes] for part in flat]
+    both = [a & b for a, b in zip(*masks, strict=True)]
+    right, there, predicted = (
+        weights @ np.stack([mask.sum(axis=1) for mask in some], axis=1)
+        for some in (both, masks[1], masks[0])
+    )
     return right, there, predicted
 
 
@@ -142,6 +137,11 @@ def _overlap(right: Floats, there: Floats, predicted: Floats) -> Floats:
     """2 |A ∩ B| / (|A| + |B|), the mean over classes that are there or predicted."""
     both = there + predicted
     return _mean(2 * right / np.maximum(both, 1e-300), both > 0)
+
+
+def _average(values: Floats, weights: Floats) -> Floats:
+    found: Floats = weights @ values / weights.sum(axis=1)
+    return found
 
 
 def _mean(values: Floats, defined: NDArray[np.bool_]) -> Floats:

@@ -35,10 +35,11 @@ from typing import Any, Protocol
 
 from fedbn import registry, tracking
 from fedbn.errors import ConfigError, reason
-from fedbn.experiments.jobs import Event, Key as Job, Listener
+from fedbn.experiments.jobs import Event, Key, Listener
 from fedbn.runs.folder import RunFolder
 
 Record = Mapping[str, Any]
+Job = Key
 
 
 class Tracker(Protocol):
@@ -89,17 +90,17 @@ class Tracking:
             for name, make in self._make.items():
                 self._guarded(name, self._add, name, make, config)
         for round, records in groupby(event.records, key=lambda record: int(record["round"])):
-            numbers = list(records)
-            for name, tracker in list(self._trackers.items()):
-                self._guarded(name, tracker.log, event.job, round, numbers)
+            self._tell_all("log", event.job, round, list(records))
         if event.over or event.kind == "done":
-            for name, tracker in list(self._trackers.items()):
-                self._guarded(name, tracker.done, event.job)
+            self._tell_all("done", event.job)
 
     def close(self) -> None:
         """Close all trackers, whether the run was finished or not."""
+        self._tell_all("close")
+
+    def _tell_all(self, what: str, *arguments: Any) -> None:
         for name, tracker in list(self._trackers.items()):
-            self._guarded(name, tracker.close)
+            self._guarded(name, getattr(tracker, what), *arguments)
 
     def _add(self, name: str, make: Make, config: Mapping[str, Any]) -> None:
         self._trackers[name] = make(self._folder.path, config)

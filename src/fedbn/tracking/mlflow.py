@@ -13,7 +13,7 @@ from typing import Any
 from fedbn.errors import FedbnError
 from fedbn.runs.folder import to_json, write_atomically
 from fedbn.text import flat
-from fedbn.tracking import Names, numbers
+from fedbn.tracking import Job, Names, numbers
 
 NEEDS = ("mlflow", "sqlalchemy", "alembic")
 _BATCH = 1000  # numbers that MLflow takes at once
@@ -49,20 +49,26 @@ class MLflow:
         local = f"sqlite:///{(folder / 'mlflow.db').resolve()}"
         self._uri = os.environ.get("MLFLOW_TRACKING_URI") or local
         self._client = MlflowClient(tracking_uri=self._uri)
-        self._experiment = self._find_experiment(folder if self._uri == local else None)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedbn")
+        if found := self._client.get_experiment_by_name(name):
+            self._experiment = str(found.experiment_id)
+        else:
+            place = (folder / "artifacts").resolve().as_uri() if self._uri == local else None
+            made = self._client.create_experiment(name, artifact_location=place)
+            self._experiment = str(made)
         self._file = folder / "runs.json"
         self._config = config
         self._names = Names()
-        self._runs: dict[tuple[str, str, int], str] = {}
-        self._steps: dict[tuple[str, str, int], int] = {}
+        self._runs: dict[Job, str] = {}
+        self._steps: dict[Job, int] = {}
 
-    def log(
-        self, job: tuple[str, str, int], round: int, records: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def log(self, job: Job, round: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Log a round's numbers, unless they are there."""
         from mlflow.entities import Metric
 
-        run, now = self._run(job), int(time.time() * 1000)
+        if job not in self._runs:
+            self._runs[job] = self._known(job) or self._begun(job)
+        run, now = self._runs[job], int(time.time() * 1000)
         found = numbers(records, self._names)
         if round <= self._steps[job]:
             return
@@ -73,7 +79,7 @@ class MLflow:
             self._client.log_batch(run, metrics=values[begin : begin + _BATCH])
         self._steps[job] = round
 
-    def done(self, job: tuple[str, str, int]) -> None:
+    def done(self, job: Job) -> None:
         """Mark a job's run as finished."""
         if job in self._runs:
             self._client.set_terminated(self._runs.pop(job), "FINISHED")
@@ -83,19 +89,7 @@ class MLflow:
         for run in self._runs.values():
             self._client.set_terminated(run, "KILLED")
 
-    def _find_experiment(self, local: Path | None) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedbn")
-        if found := self._client.get_experiment_by_name(name):
-            return str(found.experiment_id)
-        place = (local / "artifacts").resolve().as_uri() if local else None
-        return str(self._client.create_experiment(name, artifact_location=place))
-
-    def _run(self, job: tuple[str, str, int]) -> str:
-        if job not in self._runs:
-            self._runs[job] = self._known(job) or self._begun(job)
-        return self._runs[job]
-
-    def _known(self, job: tuple[str, str, int]) -> str | None:
+    def _known(self, job: Job) -> str | None:
         """The run that an earlier part of this job logged to, and how far it came."""
         from mlflow.exceptions import MlflowException
 
@@ -110,7 +104,7 @@ class MLflow:
         self._steps[job] = max((number.step for number in history), default=0)
         return str(run)
 
-    def _begun(self, job: tuple[str, str, int]) -> str:
+    def _begun(self, job: Job) -> str:
         from mlflow.entities import Param
 
         method, setting, seed = job
@@ -134,6 +128,6 @@ class MLflow:
             raise FedbnError(f"{self._file}: damaged; remove it to log anew") from error
 
 
-def _label(job: tuple[str, str, int]) -> str:
+def _label(job: Job) -> str:
     method, setting, seed = job
     return f"{method} {setting} seed {seed}"

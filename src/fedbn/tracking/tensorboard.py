@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn.runs.folder import folder_name
-from fedbn.tracking import Names, numbers
+from fedbn.tracking import Job, Names, numbers
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,17 +32,15 @@ class TensorBoard:
         self._folder = folder
         self._config = config
         self._names = Names()
-        self._writers: dict[tuple[str, str, int], SummaryWriter] = {}
+        self._writers: dict[Job, SummaryWriter] = {}
 
-    def log(
-        self, job: tuple[str, str, int], round: int, records: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def log(self, job: Job, round: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Write a round's numbers."""
         writer = self._writer(job)
         for name, value in numbers(records, self._names).items():
             writer.add_scalar(name, value, round)
 
-    def done(self, job: tuple[str, str, int]) -> None:
+    def done(self, job: Job) -> None:
         """Close a job's file: many jobs must not hold many files open."""
         if job in self._writers:
             self._writers.pop(job).close()
@@ -52,7 +50,7 @@ class TensorBoard:
         for job in list(self._writers):
             self.done(job)
 
-    def _writer(self, job: tuple[str, str, int]) -> SummaryWriter:
+    def _writer(self, job: Job) -> SummaryWriter:
         if job not in self._writers:
             method, setting, seed = job
             home = self._folder / folder_name(method) / folder_name(setting) / f"seed-{seed}"
