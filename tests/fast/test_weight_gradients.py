@@ -24,9 +24,8 @@ from fedbn.experiments.runner import run_plan
 from fedbn.fast import weight_gradients as asides
 from fedbn.fast.memory_formats import as_usual, channels_last
 from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, plain_steps
-from fedbn.methods.ditto import ditto
 from fedbn.methods.paper import fedbn
-from fedbn.methods.scaffold import scaffold
+from fedbn.methods.rules import ditto, scaffold
 from fedbn.models.networks import small_cnn
 from tiny import federation, plan, same_runs
 
