@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fedbn
 from fedbn.errors import ConfigError, ModelError
-from fedbn.trained import export_formats
+from fedbn.trained import export as exporting
 from fedbn.trained.export import Exported, export
 from fedbn.trained.trained_run import Trained
 from tiny import bn_net
@@ -192,14 +192,14 @@ def test_a_file_that_does_not_agree_is_not_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = export_formats.FORMATS["safetensors"]
+    known = exporting.FORMATS["safetensors"]
 
     def load(content: bytes, model: nn.Module) -> Callable[[Tensor], Tensor]:
         right = known.load(content, model)
         return lambda x: change(right(x))
 
-    wrong = export_formats.Format(known.suffix, known.save, load)
-    monkeypatch.setitem(export_formats.FORMATS, "safetensors", wrong)
+    wrong = exporting.Format(known.suffix, known.save, load)
+    monkeypatch.setitem(exporting.FORMATS, "safetensors", wrong)
     with pytest.raises(ModelError) as error:
         export(run, "left", out=tmp_path / "left.safetensors")
     assert said in str(error.value)

@@ -25,7 +25,7 @@ _EXAMPLES = console.examples(
 
 
 class Form(StrEnum):
-    """The formats of `fedbn.trained.export_formats`."""
+    """The formats of `fedbn.trained.export`."""
 
     SAFETENSORS = "safetensors"
     ONNX = "onnx"

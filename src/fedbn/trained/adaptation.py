@@ -38,7 +38,6 @@ from fedbn.trained.evaluation import Value, outcomes_of, scores
 from fedbn.trained.joining import joining_plan, joining_state
 from fedbn.trained.local_parts import (
     FEW,
-    AdaptedSite,
     Bench,
     Distances,
     HeldSite,
@@ -105,20 +104,15 @@ def adapt(trained: Trained, data: Split, labelled: bool, options: Options) -> Ad
     _check(bench, options, labelled)
     with one_torch_thread():
         apart = bench.distances(data.x)
-        like = _like(bench, options, apart)
+        like = options.like  # whose local part to begin with; None for the mean of all
+        if not like and bench.local_statistics:
+            like = apart.nearest if options.how == "reestimate" or not bench.shares else None
         bench.become(like) if like else bench.average()
         bench.measure(data.x)
         if options.how == "finetune":
             _finetune(bench, data, options.epochs)
             bench.measure(data.x)
     return Adaptation(options, like, bench.own(), apart, tuple(_warnings(apart, data)))
-
-
-def _like(bench: Bench, options: Options, apart: Distances) -> str | None:
-    """Whose local part to begin with; None for the mean of all."""
-    if options.like or not bench.local_statistics:
-        return options.like
-    return apart.nearest if options.how == "reestimate" or not bench.shares else None
 
 
 def with_site(
@@ -137,17 +131,13 @@ def with_site(
         raise ConfigError("the run has no folder to store a site in; give `fit` an `out`")
     made = adapt(trained, data, labelled, options)
     told = {**made.facts(trained, data, labelled), **(facts or {})}
-    held = HeldSite(site, made.own, told)
-    kept: Site = _stored(trained, held) if store else held
+    kept: Site = HeldSite(site, made.own, told)
+    if store and trained.folder:
+        folder, plan = RunFolder(trained.folder), trained.plan
+        place = folder.adapted(plan.method.name, plan.setting, plan.seed)
+        with folder.locked():
+            kept = write(place, site, made.own, told)
     return replace(trained, adapted={**trained.adapted, site: kept}), made
-
-
-def _stored(trained: Trained, site: HeldSite) -> AdaptedSite:
-    assert trained.folder is not None
-    folder, plan = RunFolder(trained.folder), trained.plan
-    place = folder.adapted(plan.method.name, plan.setting, plan.seed)
-    with folder.locked():
-        return write(place, site.name, site.own, site.facts)
 
 
 def split_of(trained: Trained, x: Any, y: Any = None) -> Split:

@@ -77,7 +77,13 @@ def scores(outcomes: Outcomes, resamples: int = 1000, seed: int = 0) -> dict[str
         for metric in outcomes.metrics:
             assert metric.value is not None
             drawn[metric.name].append(metric.value(outcomes.proba, outcomes.labels, weights))
-    return {name: (float(own[0][0]), *_interval(own[1:])) for name, own in drawn.items()}
+    found = {}
+    for name, (own, *again) in drawn.items():
+        values = np.concatenate(again) if again else np.empty(0)
+        values = values[np.isfinite(values)]
+        low, high = np.percentile(values, _LEVELS) if len(values) else (math.nan, math.nan)
+        found[name] = (float(own[0]), float(low), float(high))
+    return found
 
 
 def _weights(outcomes: Outcomes, resamples: int, seed: int) -> Iterator[Floats]:
@@ -93,15 +99,6 @@ def _weights(outcomes: Outcomes, resamples: int, seed: int) -> Iterator[Floats]:
         size = min(step, resamples - begin)
         drawn = draws.multinomial(count, np.full(count, 1 / count), size=size)
         yield drawn[:, group].astype(np.float64)
-
-
-def _interval(drawn: list[Floats]) -> tuple[float, float]:
-    values = np.concatenate(drawn) if drawn else np.empty(0)
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return float("nan"), float("nan")
-    low, high = np.percentile(values, _LEVELS)
-    return float(low), float(high)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,25 @@
 """A client's model as a file that runs without fedbn, checked before it is kept, with its card.
 
 The file holds what the server shares and what this client keeps, and nothing of another client's.
+A model is traced on blank samples, because both graph formats keep what they were traced on or
+could tell of it; paths of source files are taken out.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.util
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -18,13 +28,147 @@ from fedbn.core.bn_folding import fold
 from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError, FedbnError, ModelError, unknown
 from fedbn.runs.folder import RunFolder, explained, folder_name, write_atomically
-from fedbn.trained.export_formats import FORMATS, Run
 from fedbn.trained.model_card import model_card
 from fedbn.trained.trained_run import Trained
 
 TOLERANCE = 1e-4
 _SAMPLES = 32
 _LONGEST = 200  # bytes of a file's name, before its suffix
+_PIXELS = "pixels from 0 to 255, as float32: x / 127.5 - 1"
+_NUMBERS = "float32 numbers as they are in the data"
+Run = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format: how a model, the shape of a sample and what is known of it become bytes.
+
+    The model lends `load` its architecture where needed. `extra` brings the packages it needs.
+    """
+
+    suffix: str
+    save: Callable[[nn.Module, tuple[int, ...], Mapping[str, Any]], bytes]
+    load: Callable[[bytes, nn.Module], Run]
+    extra: str = ""
+    needs: tuple[str, ...] = ()
+
+    def check_installed(self, name: str) -> None:
+        """Refuse a format whose packages are not here, with the way out."""
+        missing = [package for package in self.needs if importlib.util.find_spec(package) is None]
+        if missing:
+            raise ConfigError(
+                f"--format {name} needs {', '.join(missing)}: pip install 'fedbn[{self.extra}]'"
+            )
+
+
+def _save_safetensors(model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any]) -> bytes:
+    # Clones: tied tensors are stored under each of their names, so that a plain load is complete.
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    content: bytes = safetensors.torch.save(
+        {k: v.contiguous() for k, v in state.items()}, _strings(facts)
+    )
+    return content
+
+
+def _load_safetensors(content: bytes, model: nn.Module) -> Run:
+    twin = copy.deepcopy(model)
+    for tensor in (*twin.parameters(), *twin.buffers()):
+        tensor.data.zero_()  # what is not in the file must show
+    twin.load_state_dict(safetensors.torch.load(content))
+    return twin.eval()
+
+
+def _save_torch_export(model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any]) -> bytes:
+    with _explained("torch.export"):
+        program = torch.export.export(model, (_blank(shape),), dynamic_shapes=(_BATCHES,))
+        for graph in program.graph_module.modules():
+            for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():
+                node.meta.pop("stack_trace", None)
+        content = io.BytesIO()
+        torch.export.save(program, content, extra_files={"fedbn.json": json.dumps(dict(facts))})
+    return content.getvalue()
+
+
+def _load_torch_export(content: bytes, model: nn.Module) -> Run:
+    with _explained("torch.export"):
+        loaded: Run = torch.export.load(io.BytesIO(content)).module()
+    return loaded
+
+
+def _save_onnx(model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any]) -> bytes:
+    with _explained("torch.onnx.export"):
+        program = torch.onnx.export(
+            model,
+            (_blank(shape),),
+            dynamo=True,
+            verbose=False,
+            input_names=["x"],
+            output_names=["scores"],
+            dynamic_shapes=(_BATCHES,),
+        )
+        assert program is not None
+        proto = program.model_proto
+        _strip(proto)
+        for key, value in _strings(facts).items():
+            proto.metadata_props.add(key=key, value=value)
+        content: bytes = proto.SerializeToString(deterministic=True)
+    return content
+
+
+def _load_onnx(content: bytes, model: nn.Module) -> Run:
+    import onnxruntime
+
+    with _explained("onnxruntime"):
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda x: torch.from_numpy(session.run(None, {name: x.contiguous().numpy()})[0])
+
+
+def _strip(proto: Any) -> None:
+    """Take out names of source files and lines, wherever in the graph they are."""
+    for field, value in proto.ListFields():
+        if field.name in ("metadata_props", "doc_string"):
+            proto.ClearField(field.name)
+        elif field.message_type is not None:
+            for part in value if field.label == field.LABEL_REPEATED else (value,):
+                _strip(part)
+
+
+def _blank(shape: tuple[int, ...]) -> Tensor:
+    """Two samples of zeros, that share one number in memory and so in the file."""
+    return torch.zeros(()).expand(2, *shape)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Quiet the exporters, which warn of their own affairs, and say in a line why one failed."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0]}"
+        raise ModelError(f"{what} cannot take this model ({reason}); safetensors can") from error
+    finally:
+        log.setLevel(level)
+
+
+def _strings(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
+
+
+_BATCHES = {0: torch.export.Dim("batch")}
+
+
+FORMATS = {
+    "safetensors": Format(".safetensors", _save_safetensors, _load_safetensors),
+    "onnx": Format(".onnx", _save_onnx, _load_onnx, "onnx", ("onnx", "onnxscript", "onnxruntime")),
+    "torch-export": Format(".pt2", _save_torch_export, _load_torch_export),
+}
 
 
 @dataclass(frozen=True)
@@ -77,9 +221,13 @@ def export(
     original = trained.model(client)  # refuses an unknown client before anything is made
     file = _place(trained, client, out, chosen.suffix)
     card = file.with_name(f"{file.name}.md")
-    _check_free([file, card], force)
+    for path in (file, card):
+        if path.is_dir() or (path.exists() and not force):
+            raise ConfigError(f"{path} is there already; choose another --out, or --force")
     x, inputs = _samples(trained, client)
-    model = _standing_alone(trained, original)
+    model = copy.deepcopy(trained.plan.initial_model).cpu()  # with memory of its own, no more
+    model.load_state_dict(original.state_dict())
+    model.eval().requires_grad_(False)
     folded = _fold(model, x) if fold_bn else {}
     facts = _facts(trained, client, format, folded)
     content = chosen.save(model, tuple(x.shape[1:]), facts)
@@ -105,12 +253,6 @@ def _place(trained: Trained, client: str, out: str | Path | None, suffix: str) -
     return trained.folder / "exports" / name
 
 
-def _check_free(files: list[Path], force: bool) -> None:
-    for file in files:
-        if file.is_dir() or (file.exists() and not force):
-            raise ConfigError(f"{file} is there already; choose another --out, or --force")
-
-
 def _samples(trained: Trained, client: str) -> tuple[Tensor, str]:
     """Some test samples of the client, where its data can be had; else noise."""
     try:
@@ -121,13 +263,6 @@ def _samples(trained: Trained, client: str) -> tuple[Tensor, str]:
         shape = trained.plan.federation.input_shape
         draws = generator(0, "export")
         return torch.randn(_SAMPLES, *shape, generator=draws), "random samples"
-
-
-def _standing_alone(trained: Trained, original: nn.Module) -> nn.Module:
-    """A copy whose tensors have memory of their own, and of nothing else."""
-    model = copy.deepcopy(trained.plan.initial_model).cpu()
-    model.load_state_dict(original.state_dict())
-    return model.eval().requires_grad_(False)
 
 
 def _fold(model: nn.Module, x: Tensor) -> dict[str, str]:
@@ -165,18 +300,12 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
         "model_args": section.get("args", {}),
         "preparation": inputs.get("preparation") or {},
         "round": trained.state.round,
-        "scaling": _scaling(str(inputs.get("dtype"))),
+        "scaling": _PIXELS if inputs.get("dtype") == "uint8" else _NUMBERS,
         "seed": plan.seed,
         "setting": plan.setting,
         "task": plan.task.name,
         "torch": torch.__version__,
     }
-
-
-def _scaling(dtype: str) -> str:
-    if dtype == "uint8":
-        return "pixels from 0 to 255, as float32: x / 127.5 - 1"
-    return "float32 numbers as they are in the data"
 
 
 def _checked(original: nn.Module, run: Run, x: Tensor, inputs: str) -> Agreement:

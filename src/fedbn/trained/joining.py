@@ -159,13 +159,12 @@ def prepare_join(
 
 def _fill(folder: RunFolder, trained: Trained, request: dict[str, Any], state: RunState) -> None:
     folder.begin(request)
-    plan = trained.plan
-    place = folder.job(plan.method.name, "default", plan.seed)
+    method, seed = trained.plan.method.name, trained.plan.seed
+    place = folder.job(method, "default", seed)
     place.mkdir(parents=True)
     lines = [metrics.line(replace(record, setting="default")) for record in trained.records]
     metrics.append(place / "metrics.jsonl", "".join(lines).encode())
-    facts = {"method": plan.method.name, "setting": "default", "seed": plan.seed}
-    checkpoints.save(place, state, facts)
+    checkpoints.save(place, state, {"method": method, "setting": "default", "seed": seed})
 
 
 def _request(

@@ -169,7 +169,9 @@ def _job(
 
 
 def _chosen(keys: list[Key], folder: RunFolder, asked: tuple[str | int | None, ...]) -> Key:
-    default = _default_method([key[0] for key in keys])
+    names = [key[0] for key in keys]
+    likely = [name for name in names if name.partition("+")[0] == "fedbn"]
+    default = "fedbn" if "fedbn" in names else [*likely, *names][0]
     for place, what in enumerate(("method", "setting", "seed")):
         legal = list(dict.fromkeys(key[place] for key in keys))
         first = legal[0] if place else default
@@ -178,11 +180,6 @@ def _chosen(keys: list[Key], folder: RunFolder, asked: tuple[str | int | None, .
             raise ConfigError(f"{folder.path}: {unknown(what, str(wanted), map(str, legal))}")
         keys = [key for key in keys if key[place] == wanted]
     return keys[0]
-
-
-def _default_method(names: list[str]) -> str:
-    likely = [name for name in names if name.partition("+")[0] == "fedbn"]
-    return "fedbn" if "fedbn" in names else [*likely, *names][0]
 
 
 def _maker(
