@@ -95,7 +95,10 @@ def _constants(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
 
 def _scales(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
     pictures = next(iter(samples.values())).dim() > 2
-    tops = torch.stack([_tops(x, pictures) for x in samples.values()])
+    ends = [x.aminmax() if pictures else x.aminmax(dim=0) for x in samples.values()]
+    reached = [torch.maximum(e.min.double().abs(), e.max.double().abs()) for e in ends]
+    tops = torch.stack([top.reshape(-1) for top in reached])
+    tops = torch.where(torch.isfinite(tops), tops, 0.0)
     least = torch.where(tops > 0, tops, torch.inf).amin(dim=0)
     apart = tops.amax(dim=0) >= _APART * least
     if not apart.any():
@@ -106,12 +109,6 @@ def _scales(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
     )
     what = "values" if pictures else f"{_columns(apart)}: values"
     yield Finding("warning", "", "train", f"sites are scaled differently: {what} reach {reach}")
-
-
-def _tops(x: Tensor, pictures: bool) -> Tensor:
-    high, low = (x.amax(0), x.amin(0)) if not pictures else (x.max()[None], x.min()[None])
-    top = torch.maximum(high.double().abs(), low.double().abs())
-    return torch.where(torch.isfinite(top), top, 0.0)
 
 
 def _columns(chosen: Tensor) -> str:

@@ -43,8 +43,14 @@ def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
         "seed": seed,
         "whole": whole,
     }
-    limit = None if whole else TRAIN_SIZE
-    return cached("digits", key, lambda: _arrays(*train_and_test(source, seed, limit)))
+
+    def make() -> Arrays:
+        parts = train_and_test(source, seed, None if whole else TRAIN_SIZE)
+        named = dict(zip(("train", "test"), parts, strict=True))
+        images = {f"{part}_x": colour28(images) for part, (images, _) in named.items()}
+        return images | {f"{part}_y": labels for part, (_, labels) in named.items()}
+
+    return cached("digits", key, make)
 
 
 def split_of(arrays: Arrays, part: str, cut: slice = slice(None), x: str = "") -> Split:
@@ -105,12 +111,6 @@ def colour28(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
             target[:] = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     planes = small[:, None] if small.ndim == 3 else np.moveaxis(small, 3, 1)
     return np.ascontiguousarray(np.broadcast_to(planes, (len(planes), 3, SIDE, SIDE)))
-
-
-def _arrays(train: Digits, test: Digits) -> Arrays:
-    parts = {"train": train, "test": test}
-    images = {f"{part}_x": colour28(images) for part, (images, _) in parts.items()}
-    return images | {f"{part}_y": labels for part, (_, labels) in parts.items()}
 
 
 _MOST = 500
@@ -256,19 +256,18 @@ def _made(folder: Path, seed: int, whole: bool) -> Loaded:
         "seed": seed,
         "whole": whole,
     }
-    arrays = cached("mnist_m", key, lambda: _blend(mnist, files, seed, whole))
+
+    def blend() -> Arrays:
+        """Blend in another order than MNIST's own; an original stays in training or test."""
+        photographs, arrays = [read_photograph(file) for file in files], {}
+        divided = zip(("train", "test"), train_and_test(mnist, seed), strict=True)
+        for part, (images, labels) in divided:
+            order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
+            chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
+            draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))
+            arrays[f"{part}_x"] = colour28(blended(images[chosen], photographs, draws))
+            arrays[f"{part}_y"] = labels[chosen]
+        return arrays
+
     remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"
-    return Loaded(arrays, remark, stand_in=True)
-
-
-def _blend(mnist: DigitSource, files: list[Path], seed: int, whole: bool) -> Arrays:
-    """Blend in another order than MNIST's own; an original stays in training or test."""
-    photographs = [read_photograph(file) for file in files]
-    arrays: Arrays = {}
-    for part, (images, labels) in zip(("train", "test"), train_and_test(mnist, seed), strict=True):
-        order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
-        chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
-        draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))
-        arrays[f"{part}_x"] = colour28(blended(images[chosen], photographs, draws))
-        arrays[f"{part}_y"] = labels[chosen]
-    return arrays
+    return Loaded(cached("mnist_m", key, blend), remark, stand_in=True)

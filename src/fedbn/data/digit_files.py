@@ -34,7 +34,11 @@ _UNSIGNED_BYTES = 0x08
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
     """Read an idx file of unsigned bytes, gzipped or not: 3 dimensions for images, 1 for labels."""
-    content = _bytes_of(file)
+    try:
+        content = file.read_bytes()
+        content = gzip.decompress(content) if file.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: unreadable, cut off or not a gzip file ({error})") from error
     expected = bytes([0, 0, _UNSIGNED_BYTES, dimensions])
     if content[:4] != expected:
         raise DataError(
@@ -54,37 +58,24 @@ def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
-def _bytes_of(file: Path) -> bytes:
-    try:
-        content = file.read_bytes()
-        return gzip.decompress(content) if file.suffix == ".gz" else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: unreadable, cut off or not a gzip file ({error})") from error
-
-
 def read_mat(file: Path) -> list[Unchecked]:
     """Read SVHN's or SynthDigits': `X` of (h, w, 3, n) and `y`, in which 10 is the digit 0."""
-    content = _variables_of(file)
-    lacking = [key for key in ("X", "y") if key not in content]
-    if lacking:
-        names = [key for key in content if not key.startswith("__")]
-        raise DataError(f"{file}: no {' and '.join(lacking)}; it has {', '.join(names) or 'none'}")
-    labels = content["y"].reshape(-1)
-    return [(np.moveaxis(content["X"], -1, 0), np.where(labels == 10, 0, labels))]
-
-
-def _variables_of(file: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = loadmat(file, variable_names=["X", "y"])
         if len([key for key in content if not key.startswith("__")]) < 2:
             content = loadmat(file)
-        return content
     except NotImplementedError as error:
         raise DataError(
             f"{file}: a MATLAB 7.3 file, which is HDF5; expected version 5 (save it with '-v7')"
         ) from error
     except (OSError, ValueError, TypeError, MatReadError, zlib.error, EOFError) as error:
         raise DataError(f"{file}: damaged or not a MATLAB file ({error})") from error
+    lacking = [key for key in ("X", "y") if key not in content]
+    if lacking:
+        names = [key for key in content if not key.startswith("__")]
+        raise DataError(f"{file}: no {' and '.join(lacking)}; it has {', '.join(names) or 'none'}")
+    labels = content["y"].reshape(-1)
+    return [(np.moveaxis(content["X"], -1, 0), np.where(labels == 10, 0, labels))]
 
 
 _SIDE = 16
@@ -103,10 +94,6 @@ def read_libsvm(file: Path) -> list[Unchecked]:
 
 def read_hdf5(file: Path) -> list[Unchecked]:
     """Read `usps.h5`: `train` and `test`, each with `data` (n, 256) in [0, 1] and `target`."""
-    return [(_images(data, file), target) for data, target in _hdf5_parts(file)]
-
-
-def _hdf5_parts(file: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     try:
         import h5py
     except ImportError as error:
@@ -116,7 +103,7 @@ def _hdf5_parts(file: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         ) from error
     try:
         with h5py.File(file, "r") as content:
-            return [
+            parts = [
                 (np.asarray(content[part]["data"]), np.asarray(content[part]["target"]))
                 for part in ("train", "test")
             ]
@@ -125,6 +112,7 @@ def _hdf5_parts(file: Path) -> list[tuple[NDArray[Any], NDArray[Any]]]:
             f"{file}: damaged, or without train/data, train/target, test/data, test/target "
             f"({error})"
         ) from error
+    return [(_images(data, file), target) for data, target in parts]
 
 
 def _images(pixels: NDArray[Any], file: Path) -> NDArray[np.uint8]:
@@ -142,7 +130,12 @@ def _images(pixels: NDArray[Any], file: Path) -> NDArray[np.uint8]:
 def read_labelled_folder(folder: Path, table: Path) -> list[Unchecked]:
     """Read the images that a table of `NAME LABEL` lines names, all of one size, in its order."""
     rows = _rows(table)
-    images = [_image(folder / name, table) for name, _ in rows]
+    images = []
+    for file in (folder / name for name, _ in rows):
+        if not file.exists():
+            raise DataError(f"{file}: named in {table.name}, but not there")
+        with watched(), opened(file) as image:
+            images.append(np.asarray(image.convert("RGB")))
     odd = next((i for i, image in enumerate(images) if image.shape != images[0].shape), None)
     if odd is not None:
         raise DataError(
@@ -167,13 +160,6 @@ def _rows(table: Path) -> list[tuple[str, int]]:
     if not rows:
         raise DataError(f"{table}: no line; expected a file's name and a digit on each")
     return rows
-
-
-def _image(file: Path, table: Path) -> NDArray[np.uint8]:
-    if not file.exists():
-        raise DataError(f"{file}: named in {table.name}, but not there")
-    with watched(), opened(file) as image:
-        return np.asarray(image.convert("RGB"))
 
 
 def read_idx_pair(images: Path, labels: Path) -> list[Unchecked]:
@@ -207,8 +193,6 @@ class FileForm:
 _IDX = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
-
-
 _MNIST_M = tuple(
     f"mnist_m_{part}{end}" for part in ("train", "test") for end in ("", "_labels.txt")
 )
@@ -287,23 +271,16 @@ def find_source(folder: Path, domain: str) -> DigitSource | None:
                 gaps.append(f"{place}: {domain} is incomplete: no {', '.join(lacking)}")
     for gap in gaps:
         raise DataError(gap)
-    _refuse_pickle(folder, domain)
+    for file in (f for place in (folder, folder / domain) for f in place.glob("*.pkl*")):
+        if domain == "mnist_m" and "mnistm" in file.name.lower().replace("_", ""):
+            legal = describe_forms(domain)
+            raise DataError(f"{file}: a pickle, which can run code: refused; legal are {legal}")
     return None
 
 
 def describe_forms(domain: str) -> str:
     """Name the files that would do, for a message."""
     return ", or ".join(" + ".join(form.files) for form in FORMS[domain])
-
-
-def _refuse_pickle(folder: Path, domain: str) -> None:
-    for place in (folder, folder / domain):
-        for file in place.glob("*.pkl*"):
-            if domain == "mnist_m" and "mnistm" in file.name.lower().replace("_", ""):
-                raise DataError(
-                    f"{file}: a pickle, which can run code: refused; legal are "
-                    f"{describe_forms(domain)}"
-                )
 
 
 def _checked(images: NDArray[Any], labels: NDArray[Any], where: str) -> Digits:

@@ -73,8 +73,12 @@ def load_fonts(fonts: str = "matplotlib") -> list[Font]:
     model = _drawn(_matplotlib() / "DejaVuSans.ttf")
     if model is None:
         raise DataError(f"{_matplotlib()}: no DejaVuSans.ttf; install matplotlib anew")
-    drawn = [_drawn(file) for file in font_files(fonts)]
-    usable = [font for font in drawn if font is not None and _shows_digits(font, model)]
+    usable, standard = [], _standardised(model)
+    for font in filter(None, map(_drawn, font_files(fonts))):
+        # Most digits must look more like themselves than like another digit of the model.
+        alike = _standardised(font) @ standard.T
+        if int((alike.argmax(axis=1) == np.arange(10)).sum()) >= _LEAST_ALIKE:
+            usable.append(font)
     if not usable:
         raise DataError(f"data.fonts = {fonts!r}: no font there shows the ten digits")
     return usable
@@ -87,7 +91,10 @@ def font_hashes(fonts: list[Font]) -> dict[str, str]:
 
 def _drawn(file: Path) -> Font | None:
     try:
-        font = _sized(file)
+        # At the size at which its 0 is `HEIGHT` high; the basic layout does without libraqm.
+        trial = ImageFont.truetype(str(file), 100, layout_engine=ImageFont.Layout.BASIC)
+        box = trial.getbbox("0")
+        font = trial.font_variant(size=round(100 * HEIGHT / (box[3] - box[1])))
         fill = tuple(_glyph(font, str(digit), 0) for digit in range(10))
         outlined = tuple(_glyph(font, str(digit), OUTLINE) for digit in range(10))
     except (OSError, ValueError, ZeroDivisionError):
@@ -98,25 +105,11 @@ def _drawn(file: Path) -> Font | None:
     return Font(file, fill, outlined, advance)
 
 
-def _sized(file: Path) -> ImageFont.FreeTypeFont:
-    """Open a font at the size at which its 0 is `HEIGHT` pixels high."""
-    # The basic layout does the same with and without libraqm.
-    trial = ImageFont.truetype(str(file), 100, layout_engine=ImageFont.Layout.BASIC)
-    box = trial.getbbox("0")
-    return trial.font_variant(size=round(100 * HEIGHT / (box[3] - box[1])))
-
-
 def _glyph(font: ImageFont.FreeTypeFont, digit: str, outline: int) -> Image.Image:
     mask = Image.new("L", (CELL, CELL))
     place = (CELL / 2, CELL / 2 + HEIGHT / 2)
     ImageDraw.Draw(mask).text(place, digit, fill=255, font=font, anchor="ms", stroke_width=outline)
     return mask
-
-
-def _shows_digits(font: Font, model: Font) -> bool:
-    """Tell whether most digits look more like themselves in `model` than like another digit."""
-    alike = _standardised(font) @ _standardised(model).T
-    return int((alike.argmax(axis=1) == np.arange(10)).sum()) >= _LEAST_ALIKE
 
 
 def _standardised(font: Font) -> NDArray[np.float64]:
@@ -196,7 +189,10 @@ def _chunk(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     draws = np.random.default_rng(seed)
     numbers = draws.integers(0, 10, (_CHUNK, 3))
-    numbers[:, [0, 2]] = np.where(_neighbours(draws), numbers[:, [0, 2]], -1)
+    # A neighbour stands left and right so that one, two and three digits are equally often.
+    kind, left = draws.integers(0, 3, _CHUNK), draws.random(_CHUNK) < 0.5
+    beside = np.stack([(kind == 2) | (kind == 1) & left, (kind == 2) | (kind == 1) & ~left], axis=1)
+    numbers[:, [0, 2]] = np.where(beside, numbers[:, [0, 2]], -1)
     chosen = draws.integers(0, len(fonts), _CHUNK)
     maps = _affine(draws, look)
     blur = draws.uniform(*look.blur, _CHUNK).tolist()
@@ -208,13 +204,6 @@ def _chunk(
         if outlines[i]:
             masks[1, i] = _mask(font.outlined, font.advance, number, maps[i], blur[i])
     return _coloured(masks.astype(np.float32) / np.float32(255), draws, look), numbers[:, 1]
-
-
-def _neighbours(draws: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw whether a neighbour stands left and right: one, two and three digits equally often."""
-    kind = draws.integers(0, 3, _CHUNK)
-    left = draws.random(_CHUNK) < 0.5
-    return np.stack([(kind == 2) | (kind == 1) & left, (kind == 2) | (kind == 1) & ~left], axis=1)
 
 
 def _affine(draws: np.random.Generator, look: Look) -> list[list[float]]:
@@ -301,18 +290,16 @@ def rendered(train: int, test: int, fonts: str, seed: int) -> tuple[Arrays, str]
         "sizes": [train, test],
         "seed": seed,
     }
-    arrays = cached(
-        "synth_digits", key, lambda: _arrays({"train": train, "test": test}, drawn, seed)
-    )
+
+    def make() -> Arrays:
+        arrays: Arrays = {}
+        for part, size in (("train", train), ("test", test)):
+            own = number(seed, "synth_digits", client=part)
+            arrays[f"{part}_x"], arrays[f"{part}_y"] = render(size, (own,), drawn)
+        return arrays
+
+    arrays = cached("synth_digits", key, make)
     whole = hashlib.sha256("".join(sorted(hashes.values())).encode()).hexdigest()
     return arrays, (
         f"synthdigits is rendered from {len(hashes)} fonts (sha256 {whole[:12]}), not Ganin's files"
     )
-
-
-def _arrays(sizes: dict[str, int], fonts: list[Font], seed: int) -> Arrays:
-    arrays: Arrays = {}
-    for part, size in sizes.items():
-        own = number(seed, "synth_digits", client=part)
-        arrays[f"{part}_x"], arrays[f"{part}_y"] = render(size, (own,), fonts)
-    return arrays

@@ -153,7 +153,12 @@ def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> 
     if place.suffix.lower() == ".npz":
         return _arrays(place, inputs, part)
     if place.suffix.lower() in TABLE_SUFFIXES:
-        return _table(place, inputs)
+        table = read_table(place)
+        values, notes = features(table, inputs)
+        labels = table_labels(table, inputs)
+        y = None if labels is None else torch.from_numpy(labels)
+        rows = tuple(f"row {row}" for row in table.rows)
+        return Samples(torch.from_numpy(values), rows, y, notes)
     if is_picture(place):
         return _pictures(Found({place: place.name}), inputs)
     raise DataError(f"{shown(place)}: {place.suffix or 'no suffix'}; expected {LEGAL}")
@@ -238,14 +243,6 @@ def _array_labels(
         return torch.from_numpy(labels_of(labels, n, inputs["classes"], where))
     names = [own[label] for label in labels_of(labels, n, own, where)]
     return torch.from_numpy(places(names, inputs["classes"], where))
-
-
-def _table(file: Path, inputs: Mapping[str, Any]) -> Samples:
-    table = read_table(file)
-    x, notes = features(table, inputs)
-    labels = table_labels(table, inputs)
-    y = None if labels is None else torch.from_numpy(labels)
-    return Samples(torch.from_numpy(x), tuple(f"row {row}" for row in table.rows), y, notes)
 
 
 def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedbn.text import one_line, shown
 
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
-_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_DECIMAL_COMMA = re.compile(r"\A(\s*[+-]?\d+),(\d+\s*)\Z")
 _LONGEST_CELL = 1_000_000
 _MOST_CLASSES = 1000
 
@@ -96,30 +96,16 @@ def _read_csv(file: Path) -> Table:
         stream.seek(0)
         lines = csv.reader(stream, delimiter=delimiter, strict=True)
         header = unique_header(next(lines, []), shown(file))
-        rows, cells = _cells(lines, len(header), file)
-    if delimiter == ";":
-        cells = [[_with_point(cell) for cell in column] for column in cells]
-    return Table(shown(file), dict(zip(header, cells, strict=True)), rows)
-
-
-def _cells(lines: Iterator[list[str]], width: int, file: Path) -> tuple[list[int], list[list[str]]]:
-    rows: list[int] = []
-    found: list[list[str]] = []
-    for row, line in enumerate(lines, start=2):
-        if not any(line):
-            continue
-        if len(line) != width:
+        found = {row: line for row, line in enumerate(lines, start=2) if any(line)}
+    for row, line in found.items():
+        if len(line) != len(header):
             raise DataError(
-                f"{shown(file)}, row {row}: {len(line)} cells, but the header has {width}"
+                f"{shown(file)}, row {row}: {len(line)} cells, but the header has {len(header)}"
             )
-        rows.append(row)
-        found.append(line)
-    return rows, [list(column) for column in zip(*found, strict=True)] or [[] for _ in range(width)]
-
-
-def _with_point(cell: str) -> str:
-    """Where cells are divided by semicolons, a comma in a number is its decimal point."""
-    return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell.strip()) else cell
+        if delimiter == ";":  # a comma in a number is its decimal point
+            line[:] = [_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in line]
+    columns = {name: [line[at] for line in found.values()] for at, name in enumerate(header)}
+    return Table(shown(file), columns, list(found))
 
 
 def unique_header(names: Sequence[str], where: str) -> list[str]:

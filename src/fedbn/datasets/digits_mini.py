@@ -78,8 +78,12 @@ def digits_mini(
     check_tenths(percent, clients_per_domain)
     chosen = checked_domains(domains, DOMAINS)
     originals, labels = load_digits(return_X_y=True)
-    strokes = _enlarged(originals.reshape(-1, 8, 8) / 16)
-    dealt = _by_class(labels)
+    # 8×8 to 24×24 by cubic splines, with a border of 2.
+    large = np.clip(ndimage.zoom(originals.reshape(-1, 8, 8) / 16, (1, 3, 3), order=3), 0, 1)
+    strokes = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype(np.float32)
+    # Shuffled, then sorted by class: dealt out like cards, all get equal shares.
+    shuffled = np.random.default_rng(_SEED).permutation(len(labels))
+    dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
     wholes = []
     for name in chosen:
         number, render = list(DOMAINS).index(name), DOMAINS[name]
@@ -111,18 +115,6 @@ def _client(
     chosen = torch.from_numpy(train)
     test = thinned(Split(x[~chosen], y[~chosen]), test_limit)
     return Client(name, name, Split(x[chosen], y[chosen]), {name: test})
-
-
-def _by_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Shuffle the originals, then sort by class: dealt out like cards, all get equal shares."""
-    shuffled = np.random.default_rng(_SEED).permutation(len(labels))
-    return shuffled[np.argsort(labels[shuffled], kind="stable")]
-
-
-def _enlarged(small: NDArray[np.float64]) -> Images:
-    """8×8 to 24×24 by cubic splines, with a border of 2."""
-    large = ndimage.zoom(small, (1, 3, 3), order=3)
-    return np.pad(np.clip(large, 0, 1), ((0, 0), (2, 2), (2, 2))).astype(np.float32)
 
 
 def _grey(images: Images) -> Images:

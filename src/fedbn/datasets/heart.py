@@ -53,8 +53,13 @@ def heart(path: str | None = None, normalise: bool = True) -> Federation:
     clients = []
     for site, name in SITES.items():
         table = _complete(folder / f"processed.{name}.data")
-        x, sick = _features(table), table[:, -1] > 0
-        train, test = (np.sort(part) for part in _divided(sick))
+        plain = [table[:, column] for column in range(_KEPT) if column not in _LEVELS]
+        levels = [table[:, column] == level for column, all_ in _LEVELS.items() for level in all_]
+        x, sick = np.stack([*plain, *levels], axis=1).astype(np.float64), table[:, -1] > 0
+        # As published: by class where every class has more than two.
+        by_class = sick if min(np.bincount(sick, minlength=2)) > 2 else None
+        how = {"test_size": _TEST_SHARE, "random_state": _SEED, "stratify": by_class}
+        train, test = map(np.sort, train_test_split(np.arange(len(sick)), **how))
         if normalise:
             spread = x[train].std(axis=0, ddof=1)
             x = (x - x[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
@@ -81,19 +86,3 @@ def _complete(file: Path) -> NDArray[np.float64]:
     used = [*range(_KEPT), _COLUMNS - 1]
     found: NDArray[np.float64] = table[~np.isnan(table[:, used]).any(axis=1)]
     return found
-
-
-def _features(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    plain = [table[:, column] for column in range(_KEPT) if column not in _LEVELS]
-    levels = [table[:, column] == level for column, all_ in _LEVELS.items() for level in all_]
-    return np.stack([*plain, *levels], axis=1).astype(np.float64)
-
-
-def _divided(sick: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide as published: by class where every class has more than two."""
-    few = min(np.bincount(sick, minlength=2)) <= 2
-    places = np.arange(len(sick))
-    train, test = train_test_split(
-        places, test_size=_TEST_SHARE, random_state=_SEED, stratify=None if few else sick
-    )
-    return train, test

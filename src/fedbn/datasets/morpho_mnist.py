@@ -54,14 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Strength:
-    """How much shapes change.
-
-    Attributes:
-        thinning: The part of the stroke's half width that is taken off.
-        thickening: The part of it that is added.
-        swelling: The exponent of the radial map: 1 changes nothing.
-        fractures: How many cuts.
-    """
+    """How much shapes change; see `morpho_mnist`."""
 
     thinning: float = 0.7
     thickening: float = 1.0
@@ -133,20 +126,14 @@ def fracture(shape: Shape, strength: Strength, draws: np.random.Generator) -> Ma
     candidates = free if len(free) else line
     for _ in range(strength.fractures):
         centre = candidates[draws.integers(len(candidates))]
-        along = _direction(line, centre)
+        near = line[np.abs(line - centre).max(axis=1) <= _FREE] - centre
+        along = np.linalg.eigh(near.T @ near)[1][:, -1]  # the middle line's principal axis here
         place = np.indices(broken.shape, np.float64) - centre[:, None, None]
         run = np.abs(place[0] * along[0] + place[1] * along[1])
         side = np.abs(place[1] * along[0] - place[0] * along[1])
         width = shape.depth[tuple(centre)] + SCALE / 2
         broken &= (run > _CUT / 2) | (side > width)
     return broken
-
-
-def _direction(line: NDArray[np.int64], centre: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The direction of the middle line near a point: its first principal axis."""
-    near = line[np.abs(line - centre).max(axis=1) <= _FREE] - centre
-    axes: NDArray[np.float64] = np.linalg.eigh(near.T @ near)[1]
-    return axes[:, -1]
 
 
 def _plain(skeleton: Mask) -> Mask:
@@ -225,9 +212,18 @@ def morpho_mnist(
         "strength": asdict(strength),
         "seed": seed,
     }
-    arrays = cached(
-        "morpho_mnist", key, lambda: _arrays(prepared(source, 0), train, test, strength, seed)
-    )
+
+    def make() -> Arrays:
+        mnist, arrays = prepared(source, 0), {}
+        for part, size in (("train", train), ("test", test)):
+            arrays[f"{part}_y"] = mnist[f"{part}_y"][:size]
+            for name, changes in CHANGES.items():
+                draws = np.random.default_rng(number(seed, f"morpho {part}", client=name))
+                made = change_images(mnist[f"{part}_x"][:size, 0], changes, strength, draws)
+                arrays[f"{name}_{part}_x"] = colour28(made)
+        return arrays
+
+    arrays = cached("morpho_mnist", key, make)
     clients = []
     for name in CHANGES:
         train_split, test_split = (
@@ -249,14 +245,3 @@ def change_images(
     for image, way, target in zip(images, ways, made, strict=True):
         target[:] = changed_digit(image, changes[way], strength, draws)
     return made
-
-
-def _arrays(mnist: Arrays, train: int, test: int | None, strength: Strength, seed: int) -> Arrays:
-    arrays: Arrays = {}
-    for part, size in (("train", train), ("test", test)):
-        arrays[f"{part}_y"] = mnist[f"{part}_y"][:size]
-        for name, changes in CHANGES.items():
-            draws = np.random.default_rng(number(seed, f"morpho {part}", client=name))
-            made = change_images(mnist[f"{part}_x"][:size, 0], changes, strength, draws)
-            arrays[f"{name}_{part}_x"] = colour28(made)
-    return arrays
