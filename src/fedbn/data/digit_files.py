@@ -196,8 +196,6 @@ _IDX = tuple(
 _MNIST_M = tuple(
     f"mnist_m_{part}{end}" for part in ("train", "test") for end in ("", "_labels.txt")
 )
-
-
 FORMS = {
     "svhn": (
         FileForm(("svhn.npz",), read_divided),

@@ -37,8 +37,6 @@ from fedbn.text import one_line, shown
 PICTURE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
-
-
 SIZES = (28, 32, 64, 128, 256)
 _LOOKED_AT = 500
 _BLACK = -1.0

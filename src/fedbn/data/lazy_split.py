@@ -38,8 +38,6 @@ _WATCH_SECONDS = 0.5
 _CPU = torch.device("cpu")
 _one_at_a_time = threading.Lock()
 """Global generators are seeded for one sample at a time."""
-
-
 _sources: Sequence[Source] = ()
 
 

@@ -26,14 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedbn.core.federation import (
-    AnySplit,
-    Client,
-    Federation,
-    Targets,
-    all_targets,
-    targets_of,
-)
+from fedbn.core.federation import AnySplit, Client, Federation, Targets, all_targets, targets_of
 from fedbn.core.randomness import generator
 
 _GRID = 8

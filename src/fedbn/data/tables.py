@@ -12,13 +12,7 @@ import torch
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups, places
-from fedbn.data.table_columns import (
-    Column,
-    check_complete,
-    feature_columns,
-    filled,
-    target_columns,
-)
+from fedbn.data.table_columns import Column, check_complete, feature_columns, filled, target_columns
 from fedbn.data.table_files import Table, by_site, label_classes, repeated_ids, unique_header
 from fedbn.errors import ConfigError, DataError
 

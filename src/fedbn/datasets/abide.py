@@ -130,8 +130,6 @@ INFO = {
         files=("abide/**/*_rois_ho.1D", "abide/**/Phenotypic*.csv"),
     )
 }
-
-
 SITES = {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"}
 """The clients in the paper's order, and what the phenotype table calls them."""
 CLASSES = ("control", "autism")

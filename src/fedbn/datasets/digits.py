@@ -39,8 +39,6 @@ from fedbn.data.storage import Arrays
 Percent = Literal[1, 5, 10, 20, 40, 60, 100]
 _PARTS = 10
 _MNIST = 70_000
-
-
 INFO = {
     "digits": DigitsInfo(
         title="Digits-Five: SVHN, USPS, SynthDigits, MNIST-M, MNIST",

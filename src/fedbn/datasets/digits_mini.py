@@ -50,8 +50,6 @@ INFO = {
         licence="BSD-3-Clause (scikit-learn), photographs CC BY",
     )
 }
-
-
 Images = NDArray[np.float32]
 _SEED = 2021
 

@@ -171,14 +171,10 @@ INFO = {
         domains=("mnist",),
     )
 }
-
-
 CHANGES: dict[str, tuple[ShapeChange, ShapeChange]] = {
     "morpho-global": (thin, thicken),
     "morpho-local": (swell, fracture),
 }
-
-
 _REMARK = "made by fedbn from MNIST after Castro et al. 2019, not their files"
 _VERSION = 1
 

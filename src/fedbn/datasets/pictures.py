@@ -44,16 +44,12 @@ OFFICE_CALTECH10 = Benchmark(
         "video_projector": "projector",
     },
 )
-
-
 DOMAINNET = Benchmark(
     name="domainnet",
     domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
     classes=tuple(_DRAWN.split()),
     aliases={"wineglass": "wine_glass", "icecream": "ice_cream", "head_phones": "headphones"},
 )
-
-
 INFO = {
     "office_caltech10": PicturesInfo(
         title="Office-Caltech10: things photographed by a shop, a web camera, an SLR and many "

@@ -30,8 +30,6 @@ from fedbn.core.selectors import local, only
 from fedbn.errors import ConfigError, unknown
 
 __all__ = ["parse_method"]
-
-
 PARTS: dict[str, Callable[..., Any]] = {
     "adagrad": server_adagrad,
     "adam": server_adam,
@@ -46,8 +44,6 @@ PARTS: dict[str, Callable[..., Any]] = {
     "trimmed": trimmed_mean,
     "yogi": server_yogi,
 }
-
-
 _PIECE = re.compile(r"(?P<name>[\w.:]+)\s*(?:\((?P<args>[^()]*)\))?")
 
 

@@ -130,8 +130,6 @@ def abide_net(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
 
 
 Start = Literal["hidden", "all"]
-
-
 EXAMPLE = {
     "mlp": {"input_shape": (30,), "classes": 2},
     "alexnet": {"input_shape": (3, 256, 256), "classes": 10},

@@ -12,14 +12,7 @@ from fedbn import registry
 from fedbn.data.digit_domains import digits_folder
 from fedbn.data.digit_files import DIGIT_DOMAINS, find_source
 from fedbn.errors import ConfigError
-from fedbn.experiments.configuration import (
-    Raw,
-    changed,
-    checked,
-    held_by,
-    overridden,
-    scaled,
-)
+from fedbn.experiments.configuration import Raw, changed, checked, held_by, overridden, scaled
 from fedbn.experiments.merging import Merged, put_together
 from fedbn.experiments.schema import Experiment
 from fedbn.paper.items import Entry
@@ -29,8 +22,6 @@ from fedbn.text import flat
 # What changes no result, or is told in another way.
 _UNSAID = ("workers", "engine", "format", "evaluation.every", "training.device", "quick",
            "methods", "seeds", "training.rounds", "training.epochs", "data.path")  # fmt: skip
-
-
 _OPTIONS = "reproduce.options."
 
 

@@ -107,8 +107,6 @@ def _signed(value: float | None, digits: int) -> str | None:
 
 
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
-
-
 ITEMS = {
     "data_view": "fedbn.paper.small_items",
     "synthetic": "fedbn.paper.small_items",

@@ -182,8 +182,6 @@ COLOURS = colours(["fedavg", "fedbn"])
 MARKERS = {"fedavg": "o", "fedbn": "s"}
 PRINTED, START, ROUNDS = (0, (4, 2)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5))
 """Line styles: the bound with G∞, the bound with what G(0) tends to, and training in rounds."""
-
-
 FLOOR = 0.1
 """The bottom of the error axis, relative to the smallest measured error."""
 

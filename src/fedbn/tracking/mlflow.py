@@ -25,8 +25,6 @@ _MANNERS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-
-
 _LONGEST = 500  # signs of a parameter's value that every MLflow server takes
 
 

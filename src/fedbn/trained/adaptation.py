@@ -36,15 +36,7 @@ from fedbn.runs.checkpoints import digest
 from fedbn.runs.folder import RunFolder
 from fedbn.trained.evaluation import Value, outcomes_of, scores
 from fedbn.trained.joining import joining_plan, joining_state
-from fedbn.trained.local_parts import (
-    FEW,
-    Bench,
-    Distances,
-    HeldSite,
-    Site,
-    check_site,
-    write,
-)
+from fedbn.trained.local_parts import FEW, Bench, Distances, HeldSite, Site, check_site, write
 from fedbn.trained.trained_run import Trained, samples_of
 
 How = Literal["average", "reestimate", "finetune"]

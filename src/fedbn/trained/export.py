@@ -162,8 +162,6 @@ def _strings(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 _BATCHES = {0: torch.export.Dim("batch")}
-
-
 FORMATS = {
     "safetensors": Format(".safetensors", _save_safetensors, _load_safetensors),
     "onnx": Format(".onnx", _save_onnx, _load_onnx, "onnx", ("onnx", "onnxscript", "onnxruntime")),
