@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -182,6 +183,12 @@ COLOURS = colours(["fedavg", "fedbn"])
 MARKERS = {"fedavg": "o", "fedbn": "s"}
 PRINTED, START, ROUNDS = (0, (4, 2)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5))
 """Line styles: the bound with G∞, the bound with what G(0) tends to, and training in rounds."""
+_GRAMS = {
+    ("fedavg", "printed"): r"FedAvg $G^\infty$",
+    ("fedavg", "start"): r"FedAvg $G(0),\ m\to\infty$",
+    ("fedbn", "printed"): r"FedBN $G^{*\infty}$",
+    ("fedbn", "start"): r"FedBN $G^*(0),\ m\to\infty$",
+}
 FLOOR = 0.1
 """The bottom of the error axis, relative to the smallest measured error."""
 
@@ -199,32 +206,21 @@ def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
 def _draw_spectra(axes: Axes, study: Mapping[str, Any]) -> None:
     for name in COLOURS:
         for kind in ("printed", "start"):
-            values = study[name][kind]["spectrum"]
-            axes.plot(range(1, len(values) + 1), values, **_points(name, kind == "printed"))
+            values, filled = study[name][kind]["spectrum"], kind == "printed"
+            axes.plot(
+                range(1, len(values) + 1),
+                values,
+                color=COLOURS[name],
+                linewidth=0.6,
+                marker=MARKERS[name],
+                markersize=2.6,
+                markerfacecolor=COLOURS[name] if filled else "white",
+                markeredgewidth=0.7,
+                label=_GRAMS[name, kind],
+            )
     axes.set(yscale="log", xlabel="index, smallest first", ylabel="eigenvalue")
     headed(axes, "a  Spectra of the Gram matrices")
-    _legend_below(axes, _spectrum_keys(), drop=0.28)
-
-
-def _spectrum_keys() -> list[Line2D]:
-    labels = {
-        ("fedavg", True): r"FedAvg $G^\infty$",
-        ("fedavg", False): r"FedAvg $G(0),\ m\to\infty$",
-        ("fedbn", True): r"FedBN $G^{*\infty}$",
-        ("fedbn", False): r"FedBN $G^*(0),\ m\to\infty$",
-    }
-    return [Line2D([], [], label=text, **_points(*key)) for key, text in labels.items()]
-
-
-def _points(name: str, filled: bool) -> dict[str, Any]:
-    return {
-        "color": COLOURS[name],
-        "linewidth": 0.6,
-        "marker": MARKERS[name],
-        "markersize": 2.6,
-        "markerfacecolor": COLOURS[name] if filled else "white",
-        "markeredgewidth": 0.7,
-    }
+    _legend_below(axes, axes.get_legend_handles_labels()[0], drop=0.28)
 
 
 def _draw_curves(axes: Axes, study: Mapping[str, Any]) -> None:
@@ -233,7 +229,10 @@ def _draw_curves(axes: Axes, study: Mapping[str, Any]) -> None:
         axes.plot(branch["measured"], color=colour)
         axes.plot(branch["printed"]["curve"], color=colour, linestyle=PRINTED, linewidth=0.9)
         axes.plot(branch["start"]["curve"], color=colour, linestyle=START, linewidth=1.1)
-        _mark_violation(axes, branch, name)
+        t = branch["printed"]["violation"]
+        if t is not None:
+            edge: dict[str, Any] = {"color": colour, "markeredgecolor": "black"}
+            axes.plot([t], [branch["measured"][t]], MARKERS[name], markersize=4.5, **edge)
     # FedAvg's rounds are joint descent, so only FedBN has a line of its own.
     rounds = study["fedbn"]["rounds"]
     axes.plot(rounds, color=COLOURS["fedbn"], linestyle=ROUNDS, linewidth=0.9)
@@ -244,7 +243,7 @@ def _draw_curves(axes: Axes, study: Mapping[str, Any]) -> None:
     _legend_below(axes, _curve_keys(), drop=0.2)
 
 
-def _legend_below(axes: Axes, keys: list[Line2D], *, drop: float) -> None:
+def _legend_below(axes: Axes, keys: Sequence[Artist], *, drop: float) -> None:
     axes.legend(
         handles=keys,
         ncols=2,
@@ -255,13 +254,6 @@ def _legend_below(axes: Axes, keys: list[Line2D], *, drop: float) -> None:
         columnspacing=1.2,
         handlelength=2.6,
     )
-
-
-def _mark_violation(axes: Axes, branch: Mapping[str, Any], name: str) -> None:
-    t = branch["printed"]["violation"]
-    if t is not None:
-        edge: dict[str, Any] = {"color": COLOURS[name], "markeredgecolor": "black"}
-        axes.plot([t], [branch["measured"][t]], MARKERS[name], markersize=4.5, **edge)
 
 
 def _curve_keys() -> list[Line2D]:

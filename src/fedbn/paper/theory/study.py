@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedbn.errors import ConfigError
 from fedbn.paper.theory.convergence import (
-    Course,
     bound,
     compare,
     dependence,
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedbn.paper.theory.network import Samples
+
+
+Errors = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -201,19 +203,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """One method's two trainings and its kernels at a few times of the joint one."""
-
-    joint: Course
-    rounds: Course
-    own: OwnStep
-    own_rounds: OwnStep
-    kernels: dict[int, Evolution]
-    autograd: dict[int, Evolution]
-    boost: int
-
-
 def study(
     samples: Samples | None = None,
     *,
@@ -260,20 +249,38 @@ def study(
     )
     grams = gram_fedavg(data.x, alpha), start_gram(data)
     stars = tuple(block_diagonal(gram, data.client) for gram in grams)
-    runs = _train(shared, data, setting), _train(local, data, setting)
+    fedavg = _branch(shared, data, setting, *grams)
     return Study(
         setting=setting,
-        fedavg=_branch(setting, grams[0], grams[1], runs[0]),
-        fedbn=_branch(setting, stars[0], stars[1], runs[1]),
-        checks=_checks(data, setting, grams, runs[0], draws),
+        fedavg=fedavg,
+        fedbn=_branch(local, data, setting, *stars),
+        checks=_checks(data, setting, grams, fedavg, first, draws),
     )
 
 
-def _train(network: Network, data: Samples, setting: Setting) -> _Runs:
+def _branch(
+    network: Network, data: Samples, setting: Setting, printed: Tensor, start: Tensor
+) -> Branch:
+    """Train a method in all ways, and look at its kernels at a few times of joint descent."""
     times = sorted({0, *(t for t in (1, 10, 100) if t < setting.steps), setting.steps})
     eta, steps, alpha = setting.eta, setting.steps, setting.alpha
     joint = descend(network, data, eta=eta, steps=steps, keep=times)
-    first, boost = evolution(network, data, alpha), data.clients if network.is_local else 1
+    rounds = descend(network, data, eta=eta, steps=steps, step=federated_round).errors
+    boost = data.clients if network.is_local else 1
+    now = [evolution(net, data, alpha) for net in joint.kept.values()]
+    autograd = [tangent_kernel(net, data, alpha) for net in joint.kept.values()]
+    kernels = Kernels(
+        times=tuple(joint.kept),
+        total=tuple(least_eigenvalue(k.total) for k in now),
+        magnitude=tuple(least_eigenvalue(k.g) for k in now),
+        direction=tuple(least_eigenvalue(k.v) / k.alpha**2 for k in now),
+        of_rounds=tuple(least_eigenvalue(k.of_rounds(boost)) for k in now),
+        autograd_error=max(
+            float((a - b).abs().max() / b.abs().max())
+            for found, auto in zip(now, autograd, strict=True)
+            for a, b in ((found.v, auto.v), (found.g, auto.g))
+        ),
+    )
 
     def own(kernel: Tensor, step: Callable[[Network, Samples, float], Network]) -> OwnStep:
         values = spectrum(kernel)
@@ -281,41 +288,20 @@ def _train(network: Network, data: Samples, setting: Setting) -> _Runs:
         errors = descend(network, data, eta=eta, steps=steps, step=step).errors
         return OwnStep(eta, float(values[-1] / values[0]), errors)
 
-    return _Runs(
-        joint=joint,
-        rounds=descend(network, data, eta=eta, steps=steps, step=federated_round),
-        own=own(first.total, joint_step),
-        own_rounds=own(first.of_rounds(boost), federated_round),
-        kernels={t: evolution(net, data, alpha) for t, net in joint.kept.items()},
-        autograd={t: tangent_kernel(net, data, alpha) for t, net in joint.kept.items()},
-        boost=boost,
-    )
-
-
-def _branch(setting: Setting, printed: Tensor, start: Tensor, runs: _Runs) -> Branch:
-    now = list(runs.kernels.values())
-    kernels = Kernels(
-        times=tuple(runs.kernels),
-        total=tuple(least_eigenvalue(k.total) for k in now),
-        magnitude=tuple(least_eigenvalue(k.g) for k in now),
-        direction=tuple(least_eigenvalue(k.v) / k.alpha**2 for k in now),
-        of_rounds=tuple(least_eigenvalue(k.of_rounds(runs.boost)) for k in now),
-        autograd_error=max(_difference(k, runs.autograd[t]) for t, k in runs.kernels.items()),
-    )
     return Branch(
-        printed=_bound(setting, printed, runs, min(kernels.total)),
-        start=_bound(setting, start, runs, min(kernels.total)),
-        measured=runs.joint.errors,
-        rounds=runs.rounds.errors,
-        own=runs.own,
-        own_rounds=runs.own_rounds,
+        printed=_bound(setting, printed, joint.errors, rounds, min(kernels.total)),
+        start=_bound(setting, start, joint.errors, rounds, min(kernels.total)),
+        measured=joint.errors,
+        rounds=rounds,
+        own=own(now[0].total, joint_step),
+        own_rounds=own(now[0].of_rounds(boost), federated_round),
         kernels=kernels,
     )
 
 
-def _bound(setting: Setting, gram: Tensor, runs: _Runs, least: float) -> Bound:
+def _bound(setting: Setting, gram: Tensor, measured: Errors, rounds: Errors, least: float) -> Bound:
     values = tuple(spectrum(gram).tolist())
-    measured, rounds, mu = runs.joint.errors, runs.rounds.errors, values[0]
+    mu = values[0]
     curve = bound(measured[0], eta=setting.eta, mu=mu, steps=setting.steps)
     width = required_width(setting.samples, mu=mu, alpha=setting.alpha, delta=setting.delta)
     return Bound(
@@ -331,12 +317,16 @@ def _bound(setting: Setting, gram: Tensor, runs: _Runs, least: float) -> Bound:
 
 
 def _checks(
-    data: Samples, setting: Setting, grams: tuple[Tensor, Tensor], runs: _Runs, draws: int
+    data: Samples,
+    setting: Setting,
+    grams: tuple[Tensor, Tensor],
+    fedavg: Branch,
+    zero: Evolution,
+    draws: int,
 ) -> Checks:
     printed, start = (compare(gram, data.client) for gram in grams)
     sampled = monte_carlo_gram(data.x, setting.alpha, draws=draws, seed=setting.seed)
-    zero = runs.kernels[0]
-    pairs = zip(runs.rounds.errors, runs.joint.errors, strict=True)
+    pairs = zip(fedavg.rounds, fedavg.measured, strict=True)
     return Checks(
         assumption=dependence(data.x).assumption_holds,
         definite=printed.definite and printed.definite_star,
@@ -352,8 +342,3 @@ def _checks(
         crossover_alpha=(least_eigenvalue(zero.v) / least_eigenvalue(zero.g)) ** 0.5,
         rounds_are_joint=max(abs(a - b) / b for a, b in pairs),
     )
-
-
-def _difference(left: Evolution, right: Evolution) -> float:
-    pairs = ((left.v, right.v), (left.g, right.g))
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
