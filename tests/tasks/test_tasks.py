@@ -26,8 +26,8 @@ from fedbn.results.aggregate import MEAN, ScoreTable, duel, reached, summarize
 from fedbn.results.comparison import Side, compare, markdown
 from fedbn.runs import metrics as records
 from fedbn.runs.folder import RunFolder
-from fedbn.tasks.losses import balanced, balanced_labels, dice, dice_cross_entropy
 from fedbn.tasks.metrics import METRICS
+from fedbn.tasks.standard import balanced, balanced_labels, dice, dice_cross_entropy
 from fedbn.trained.evaluation import evaluate_all
 from fedbn.trained.trained_run import predict
 from tiny import same_runs

@@ -145,10 +145,6 @@ class PicturesInfo(Info):
 
     benchmark: Benchmark
 
-    def places(self, folder: Path) -> dict[Path, Path]:
-        """Recognise its pictures."""
-        return self.benchmark.places(folder)
-
 
 def plain_name(folder: str) -> str:
     """Bring a folder's name to one spelling.

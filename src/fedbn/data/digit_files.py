@@ -252,11 +252,7 @@ class DigitSource:
 
 
 def find_source(folder: Path, domain: str) -> DigitSource | None:
-    """Find a domain's files below a folder; None where there are none.
-
-    Raises:
-        DataError: Where some files of a form are there and others lack, or only a pickle is.
-    """
+    """Find a domain's files below a folder, of one form whole; None where there are none."""
     gaps = []
     for form in FORMS[domain]:
         for place in (folder, folder / domain):

@@ -59,11 +59,7 @@ def is_picture(file: Path) -> bool:
 
 
 def pictures_below(folder: Path) -> list[Path]:
-    """Find all pictures below a folder, by name; other files are left out.
-
-    Raises:
-        DataError: For a folder that cannot be listed or a picture that is a broken link.
-    """
+    """Find all pictures below a folder, by name; one that is a broken link is refused."""
     found: list[Path] = []
     for item in scan(folder):
         if isinstance(item, Path):
@@ -75,12 +71,9 @@ def pictures_below(folder: Path) -> list[Path]:
 
 @contextmanager
 def watched() -> Iterator[dict[Path, str]]:
-    """Make Pillow refuse pictures above its limit of pixels and keep its other warnings to itself.
+    """Let Pillow refuse pictures above its limit of pixels, and hear its other remarks by file.
 
-    In all threads started inside.
-
-    Yields:
-        What it remarks on pictures that can be read all the same: the last word on each file.
+    In all threads started inside; the last word on each file is kept.
     """
     odd: dict[Path, str] = {}
     plain = warnings.showwarning
@@ -129,13 +122,10 @@ def opened(file: Path) -> Iterator[Image.Image]:
 def read_picture(
     file: Path, size: tuple[int, int] | None = None, depth: int = DEPTH, channels: int = 3
 ) -> NDArray[np.uint8] | NDArray[np.float32]:
-    """Read a picture, resized to (width, height) where given.
+    """Read a picture, resized to (width, height) where given; to be used inside `watched()`.
 
-    To be used inside `watched()`.
-
-    Returns:
-        Pixels (height, width, 3), or (height, width) where one channel is asked for; of a 16-bit
-        picture floats (height, width) in [−1, 1].
+    Gives pixels (height, width, 3), or (height, width) where one channel is asked for; of a 16-bit
+    picture floats (height, width) in [−1, 1].
     """
     with opened(file) as picture:
         _check_colours(picture, file)

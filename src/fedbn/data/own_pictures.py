@@ -94,7 +94,12 @@ def picture_federation(
     else:
         read = of_one_type([reader.client(site, own, augment) for site, own in listing.items()])
         depth = about_depth(read, reader.depth)
-        clients = [client.change(partial(_changed, normalize=normalize)) for client in read]
+
+        def changed(split: AnySplit) -> AnySplit:
+            assert isinstance(split, Split)
+            return replace(split, x=normalised(split.x, normalize))
+
+        clients = [client.change(changed) for client in read]
     alone = any(part.groups for part in parts)
     remarks = [resized, depth, said, "" if alone else stems_in_both(listing)]
     told: dict[str, Any] = {"depth": reader.depth} if depth else {}
@@ -134,11 +139,6 @@ class Pictures:
             size = (reader.size, reader.size)
             x = picture_tensor(self.files[index], size, reader.depth, reader.channels)
         return normalised(x, self._normalize), self.targets[index]
-
-
-def _changed(split: AnySplit, normalize: Any) -> AnySplit:
-    assert isinstance(split, Split)
-    return replace(split, x=normalised(split.x, normalize))
 
 
 def _read_later(

@@ -31,13 +31,9 @@ Deal = Callable[[Places, int, np.random.Generator], Places]
 
 
 def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -> Federation:
-    """Deal all samples of a federation into so many clients.
+    """Pool a federation's clients and deal all samples into so many: see above.
 
-    Args:
-        federation: Its clients are pooled first.
-        partition: `iid`, `dirichlet(0.3)` or `shards(2)`.
-        clients: How many.
-        seed: Decides who gets what; a run's own seed does not touch it.
+    The seed decides who gets what; a run's own seed does not touch it.
     """
     deal, by_class = _deal(partition)
     (whole,) = federation.pooled().clients

@@ -123,12 +123,12 @@ def provide(
         domains = checked_domains([asked] if isinstance(asked, str) else asked, DIGIT_DOMAINS)
         _provide_digits(domains, options, source, listener)
     elif source:
-        places = info.places(source)
-        if places is None:
+        if info.places is None:
             raise ConfigError(
                 f"--from {shown(source)}: data {name} takes no files over; put them in "
                 f"{data_root() / name} (FEDBN_DATA names the folder above)"
             )
+        places = info.places(source)
         _told(name, take_over(places, data_root()), len(places), listener)
     elif not info.is_there():
         raise DataError(

@@ -110,9 +110,11 @@ def _parts(name: str, given: Any) -> dict[str, _Part]:
     if isinstance(given, Mapping) and {"train", "test"} <= set(given):  # a DatasetDict
         valid = [given[key] for key in ("valid", "validation") if key in given][:1]
         given = (given["train"], *valid, given["test"])
-    if is_dataset(given) or _is_arrays(given):
+    several = isinstance(given, tuple | list) and len(given) in _PARTS
+    arrays = several and not any(is_dataset(each) or isinstance(each, tuple) for each in given)
+    if is_dataset(given) or arrays:
         return {"all": _part(where, given)}
-    if not isinstance(given, tuple | list) or len(given) not in _PARTS:
+    if not several:
         raise DataError(f"{where}: expected {_SHAPES}, got a {type(given).__name__}")
     pairs = zip(_PARTS[len(given)], given, strict=True)
     return {part: _part(f"{where}, {part}", each) for part, each in pairs}
@@ -124,13 +126,6 @@ def is_dataset(value: Any) -> bool:
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not array
 
 
-def _is_arrays(given: Any) -> bool:
-    """Tell `(x, y)` and `(x, y, groups)` from parts."""
-    if not isinstance(given, tuple | list) or len(given) not in _PARTS:
-        return False
-    return not any(is_dataset(each) or isinstance(each, tuple) for each in given)
-
-
 def _part(where: str, given: Any) -> _Part:
     if is_dataset(given):
         return _Part(where, dataset=given, y=known_targets(given))
@@ -139,20 +134,17 @@ def _part(where: str, given: Any) -> _Part:
     x = tensor_of(given[0], f"{where}, x")
     if x.dim() < 2:
         raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
-    y, groups = _targets(given[1], f"{where}, y"), None
+    y, groups = given[1], None
+    names = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
+    if names.dtype.kind == "O" and all(isinstance(v, str) for v in names.flat):
+        names = names.astype(str)
+    is_names = names.dtype.kind in "USb"
+    y = names if is_names else tensor_of(y, f"{where}, y").numpy(force=True)
     if len(given) == 3:
         groups = numbered_groups(np.asarray(given[2]), len(x), f"{where}, groups")
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
     return _Part(where, x=x if x.dtype == torch.uint8 else x.float(), y=y, groups=groups)
-
-
-def _targets(y: Any, where: str) -> NDArray[Any]:
-    """Targets as an array: names, truth values or numbers, as they were given."""
-    values = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
-    if values.dtype.kind == "O" and all(isinstance(v, str) for v in values.flat):
-        values = values.astype(str)
-    return values if values.dtype.kind in "USb" else tensor_of(y, where).numpy(force=True)
 
 
 def _federation(

@@ -46,6 +46,7 @@ class Info:
         module: What must be installed to read or make it, beside this library's own needs.
         extra: The part of this library that brings the module (`pip install fedbn[EXTRA]`).
         by_hand: What to get, and from where, where no checksum is published.
+        places: Tells where below the data root a folder's files go; None to take none over.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Info:
     module: str = ""
     extra: str = ""
     by_hand: str = ""
+    places: Callable[[Path], dict[Path, Path]] | None = None
 
     def is_installed(self) -> bool:
         """Tell whether the module it needs is there."""
@@ -67,10 +69,6 @@ class Info:
         """Tell whether the files it needs are below the data root."""
         folder = root or data_root()
         return all(any(folder.glob(pattern)) for pattern in self.files)
-
-    def places(self, folder: Path) -> dict[Path, Path] | None:
-        """Where below the data root the files of a folder go; None where none are taken over."""
-        return None
 
 
 def data_root() -> Path:

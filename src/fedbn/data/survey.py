@@ -133,7 +133,9 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
         (n, h, w, 3) of uint8, or an empty list for samples that are no pictures.
     """
     clients = federation.clients
-    values = [_sample(client.train, samples, client.name) for client in clients]
+    draws = {c.name: generator(0, "view", client=c.name) for c in clients}
+    orders = {c.name: torch.randperm(len(c.train), generator=draws[c.name]) for c in clients}
+    values = [c.train.raw(orders[c.name][:samples])[0].cpu() for c in clients]
     pictures = len(federation.input_shape) == 3
     edges = _edges(values)
     return {
@@ -148,13 +150,8 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
         "distances": client_distances(clients),
         "edges": edges.tolist(),
         "histograms": [_histograms(x, edges) for x in values],
-        "examples": [_examples(client, examples) for client in clients] if pictures else [],
+        "examples": [_examples(c, orders[c.name], examples) for c in clients] if pictures else [],
     }
-
-
-def _sample(split: AnySplit, count: int, name: str) -> Tensor:
-    order = torch.randperm(len(split), generator=generator(0, "view", client=name))
-    return split.raw(order[:count])[0].cpu()
 
 
 def _counts(split: AnySplit, federation: Federation) -> list[int]:
@@ -184,10 +181,9 @@ def _histograms(x: Tensor, edges: NDArray[np.float64]) -> dict[str, list[float]]
     return {name: (count / parts[name].numel()).tolist() for name, count in counts.items()}
 
 
-def _examples(client: Client, count: int) -> NDArray[np.uint8]:
+def _examples(client: Client, order: Tensor, count: int) -> NDArray[np.uint8]:
     y = all_targets(client.train).cpu()
     y = y if y.dim() == 1 else torch.zeros(len(y), dtype=torch.int64)
-    order = torch.randperm(len(y), generator=generator(0, "view", client=client.name))
     # One of each class first, in the order of classes; then a second of each, and so on.
     rank = torch.zeros_like(order)
     for label in y.unique().tolist():

@@ -60,18 +60,10 @@ def read_series(file: Path) -> tuple[tuple[str, ...], Tensor]:
 
 
 def correlations(series: Tensor, window: int, stride: int) -> Tensor:
-    """Correlate all pairs of regions in each window.
+    """Correlate all pairs of regions in each window of frames: the upper triangle, row by row.
 
     With z the centred frames of a region in a window, divided by their length, the correlation of
     two regions is z·z′. A region that is constant in a window has none: 0 is put there.
-
-    Args:
-        series: (frames, regions).
-        window: Frames a window.
-        stride: Frames from one window to the next.
-
-    Returns:
-        (windows, regions·(regions − 1)/2) in float32: the upper triangle, row by row.
 
     Examples:
         >>> up = torch.arange(4.0)
@@ -109,27 +101,6 @@ def read_windows(files: Sequence[Path], window: int, stride: int) -> tuple[Tenso
     return x, counts
 
 
-class _AbideInfo(Info):
-    def places(self, folder: Path) -> dict[Path, Path]:
-        """Recognise the series of the four sites and the phenotype table, at any depth."""
-        files = [file for subjects in find_subjects(folder).values() for file, _ in subjects]
-        files.append(phenotype_table(folder))
-        return {file: Path("abide", file.relative_to(folder)) for file in files}
-
-
-INFO = {
-    "abide": _AbideInfo(
-        title="ABIDE I: autism or not, from resting-state scans of four hospitals",
-        clients="4 of 172, 67, 86 and 64 subjects",
-        classes=2,
-        shape="5995",
-        source="ABIDE preprocessed, CPAC filt_noglobal rois_ho; copies by hand",
-        licence="unrestricted non-commercial research",
-        by_hand="the series *_rois_ho.1D (pipeline cpac, strategy filt_noglobal) and the phenotype "
-        "table from http://preprocessed-connectomes-project.org/abide/download.html",
-        files=("abide/**/*_rois_ho.1D", "abide/**/Phenotypic*.csv"),
-    )
-}
 SITES = {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"}
 """The clients in the paper's order, and what the phenotype table calls them."""
 CLASSES = ("control", "autism")
@@ -220,3 +191,26 @@ def _split(subjects: Subjects, window: int, stride: int) -> Split:
     labels = torch.tensor([label for _, label in subjects]).repeat_interleave(counts)
     groups = torch.arange(len(subjects)).repeat_interleave(counts)
     return Split(torch.from_numpy(made["x"]), labels, groups=groups)
+
+
+def _places(folder: Path) -> dict[Path, Path]:
+    """Recognise the series of the four sites and the phenotype table, at any depth."""
+    files = [file for subjects in find_subjects(folder).values() for file, _ in subjects]
+    files.append(phenotype_table(folder))
+    return {file: Path("abide", file.relative_to(folder)) for file in files}
+
+
+INFO = {
+    "abide": Info(
+        title="ABIDE I: autism or not, from resting-state scans of four hospitals",
+        clients="4 of 172, 67, 86 and 64 subjects",
+        classes=2,
+        shape="5995",
+        source="ABIDE preprocessed, CPAC filt_noglobal rois_ho; copies by hand",
+        licence="unrestricted non-commercial research",
+        by_hand="the series *_rois_ho.1D (pipeline cpac, strategy filt_noglobal) and the phenotype "
+        "table from http://preprocessed-connectomes-project.org/abide/download.html",
+        files=("abide/**/*_rois_ho.1D", "abide/**/Phenotypic*.csv"),
+        places=_places,
+    )
+}

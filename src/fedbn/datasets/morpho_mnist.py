@@ -35,14 +35,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Shape:
-    """A digit, enlarged four times and measured.
+    """A digit, enlarged four times: its grey values, and where its stroke is.
 
-    Attributes:
-        grey: The enlarged image in [0, 1].
-        inside: Where the stroke is.
-        depth: The distance of every pixel of the stroke to its edge.
-        skeleton: The stroke's middle line, one pixel wide.
-        thickness: The stroke's mean width.
+    `depth` is the distance of every pixel of the stroke to its edge, `skeleton` the stroke's middle
+    line, one pixel wide, and `thickness` its mean width.
     """
 
     grey: NDArray[np.float32]

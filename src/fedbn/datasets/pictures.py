@@ -69,6 +69,7 @@ INFO = {
             "office_caltech10/[wW]ebcam*/*",
         ),
         benchmark=OFFICE_CALTECH10,
+        places=OFFICE_CALTECH10.places,
     ),
     "domainnet": PicturesInfo(
         title="DomainNet, ten classes: clip art, infographics, paintings, doodles, photos, "
@@ -81,6 +82,7 @@ INFO = {
         by_hand="the six archives of DomainNet from http://ai.bu.edu/M3SDA/, unpacked",
         files=tuple(f"domainnet/{domain}/*" for domain in DOMAINNET.domains),
         benchmark=DOMAINNET,
+        places=DOMAINNET.places,
     ),
 }
 

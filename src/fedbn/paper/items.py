@@ -131,15 +131,8 @@ class Request:
 class Cell:
     """Ours and, where it may be compared, the paper's: mean and standard deviation over seeds.
 
-    Attributes:
-        ours: Our mean.
-        std: Our standard deviation.
-        paper: The paper's mean.
-        paper_std: Its standard deviation, of five trials.
-        seeds: How many of ours.
-        interval: Of ours, where the table is about differences: a simultaneous 95 % interval.
-        cut: Whether epochs, data or network are not the paper's, so that no interval of the
-            difference can be given.
+    `interval` is a simultaneous 95 % interval of ours, where the table is about differences; `cut`
+    tells that epochs, data or network are not the paper's, so that there is none of the difference.
 
     Examples:
         >>> low, high = Cell(70.5, 0.4, 71.04, 0.31, seeds=5).apart

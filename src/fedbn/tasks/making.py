@@ -17,8 +17,8 @@ from fedbn.core.metric import Metric
 from fedbn.core.task import Loss, Task, named_once
 from fedbn.errors import ConfigError, unknown
 from fedbn.registry import Held
-from fedbn.tasks.losses import LOSSES
 from fedbn.tasks.metrics import FURTHER, METRICS
+from fedbn.tasks.standard import LOSSES
 
 __all__: list[str] = []
 

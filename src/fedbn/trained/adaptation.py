@@ -45,14 +45,7 @@ HOWS: tuple[str, ...] = get_args(How)
 
 @dataclass(frozen=True)
 class Options:
-    """How a site is adapted.
-
-    Attributes:
-        how: The way.
-        like: The client whose affine is taken; the nearest unless given.
-        epochs: Passes over the labelled data, for `finetune`.
-        chunk: Samples at a time, for the statistics.
-    """
+    """How a site is adapted: like the nearest client unless given; epochs are for `finetune`."""
 
     how: How = "average"
     like: str | None = None

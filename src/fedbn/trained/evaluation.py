@@ -103,17 +103,10 @@ def _weights(outcomes: Outcomes, resamples: int, seed: int) -> Iterator[Floats]:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Scores of models on test data.
+    """Scores of the clients' models, the rows, on the domains' test data, the columns.
 
-    Attributes:
-        clients: Whose models, the rows.
-        domains: Whose test data, the columns.
-        classes: The names of the classes, the order of `confusion`.
-        metrics: What was computed; the first is what the run is judged by.
-        samples: Test samples of each domain.
-        values: By metric, client and domain: the score and the ends of its 95 % interval.
-        confusion: By client and domain: counts by true (rows) and predicted class (columns);
-            empty where samples have no class.
+    `values` has, by metric, client and domain, the score and the ends of its 95 % interval;
+    `confusion` counts by true (rows) and predicted class (columns), where samples have a class.
     """
 
     clients: tuple[str, ...]

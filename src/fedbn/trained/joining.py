@@ -45,14 +45,7 @@ def joined(
 ) -> Federation:
     """The data of a run and of a site that joined it; what a joining run's `[data]` names.
 
-    Args:
-        path: The new site's labelled data.
-        run: The folder of the run that it joined.
-        site: Its name.
-        method: Whose job it joined, with `setting` and `seed`.
-        setting: The setting.
-        seed: The seed.
-        test: The new site's test data; else the test part of `path`, or a fifth of it.
+    Its test data is `test`, else the test part of `path`, or a fifth of it.
     """
     trained = open_run(run, method=method, setting=setting, seed=seed)
     client = client_of(trained, site, Path(path), Path(test) if test else None)
