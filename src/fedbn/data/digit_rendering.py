@@ -147,28 +147,17 @@ class Look:
 
     They were chosen by how hard 743 images are to learn from: a small CNN reaches 78 %, near the
     80 % of the paper's SingleSet on Ganin's, so that likeness is no finding.
-
-    Attributes:
-        height: Of the digit 0.
-        stretch: Width against height.
-        rotation: In degrees, to either side.
-        slant: Sideways for each pixel up.
-        shift: Off the centre, to either side.
-        outline: The share of images whose strokes have a border.
-        contrast: The least distance of stroke and background, colours being in [0, 1]³.
-        blur: Standard deviation.
-        noise: Standard deviation, pixel values being in [0, 1].
     """
 
-    height: tuple[float, float] = (17.0, 23.0)
-    stretch: tuple[float, float] = (0.85, 1.15)
-    rotation: float = 10.0
-    slant: float = 0.1
-    shift: float = 1.5
-    outline: float = 0.1
-    contrast: float = 0.7
-    blur: tuple[float, float] = (0.0, 1.2)
-    noise: tuple[float, float] = (0.0, 0.03)
+    height: tuple[float, float] = (17.0, 23.0)  # of the digit 0
+    stretch: tuple[float, float] = (0.85, 1.15)  # width against height
+    rotation: float = 10.0  # in degrees, to either side
+    slant: float = 0.1  # sideways for each pixel up
+    shift: float = 1.5  # off the centre, to either side
+    outline: float = 0.1  # the share of images whose strokes have a border
+    contrast: float = 0.7  # the least distance of stroke and background, colours being in [0, 1]³
+    blur: tuple[float, float] = (0.0, 1.2)  # standard deviation
+    noise: tuple[float, float] = (0.0, 0.03)  # standard deviation, pixel values being in [0, 1]
 
 
 def render(

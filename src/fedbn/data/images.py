@@ -249,16 +249,13 @@ class FlipAndTurn:
     What a turn leaves empty becomes black. The paper does not speak of it; its authors' code
     does this to Office-Caltech10 and DomainNet.
 
-    Attributes:
-        degrees: Angles are drawn evenly from −degrees to +degrees.
-
     Examples:
         >>> pictures = torch.zeros(4, 3, 8, 8)
         >>> FlipAndTurn()(pictures, torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 8, 8])
     """
 
-    degrees: float = 30.0
+    degrees: float = 30.0  # angles are drawn evenly from −degrees to +degrees
 
     def __call__(self, x: Tensor, draws: torch.Generator) -> Tensor:
         """Change a batch (n, c, h, w) of floats in [−1, 1]."""

@@ -32,33 +32,21 @@ from fedbn.text import shown
 
 @dataclass(frozen=True)
 class Info:
-    """The facts about a data set; its module has one by its name in `INFO`.
+    """The facts about a data set; its module has one by its name in `INFO`."""
 
-    Attributes:
-        title: One line for a person.
-        clients: How many, and of what size ("5 of 743").
-        classes: How many.
-        shape: The shape of a sample ("3×28×28").
-        source: Where it comes from.
-        licence: As its owners state it.
-        files: Patterns below the data root, all of which must match for the data to be there;
-            empty for data that needs no file.
-        module: What must be installed to read or make it, beside this library's own needs.
-        extra: The part of this library that brings the module (`pip install fedbn[EXTRA]`).
-        by_hand: What to get, and from where, where no checksum is published.
-        places: Tells where below the data root a folder's files go; None to take none over.
-    """
-
-    title: str
-    clients: str
-    classes: int
-    shape: str
-    source: str
-    licence: str
+    title: str  # one line for a person
+    clients: str  # how many, and of what size ("5 of 743")
+    classes: int  # how many
+    shape: str  # the shape of a sample ("3×28×28")
+    source: str  # where it comes from
+    licence: str  # as its owners state it
+    # Patterns below the data root, all of which must match for the data to be there; empty for data
+    # that needs no file.
     files: tuple[str, ...] = ()
-    module: str = ""
-    extra: str = ""
-    by_hand: str = ""
+    module: str = ""  # what must be installed to read or make it, beside this library's own needs
+    extra: str = ""  # the part of this library that brings the module (`pip install fedbn[EXTRA]`)
+    by_hand: str = ""  # what to get, and from where, where no checksum is published
+    # Tells where below the data root a folder's files go; None to take none over.
     places: Callable[[Path], dict[Path, Path]] | None = None
 
     def is_installed(self) -> bool:

@@ -83,36 +83,26 @@ Scale = Literal["quick", "paper"]
 
 @dataclass(frozen=True)
 class Request:
-    """All that an item needs.
+    """All that an item needs."""
 
-    Attributes:
-        name: The item, as `digits-methods`; its tables and figures begin with it.
-        scale: `quick` or `paper`.
-        folder: Where to put figures, and run folders below it; it exists.
-        experiment: The raw configuration after scale and overrides. `experiment["reproduce"]` is
-            the file's `[reproduce]` table, with `options` for what only this item knows.
-        train: Trains a raw configuration, or goes on with it, in a run folder below `folder`, and
-            returns its records; shows progress, may raise `Interrupted`.
-        tell: Says one line to the user.
-        workers: Cores to use, 0 for all.
-        label: What every picture and table must say of scale and data; may be empty.
-        changes: How the settings differ from the paper's, a phrase each.
-        comparable: Whether numbers may stand beside the paper's: an item of it, on its data.
-        cut: Whether epochs, network or other settings are not the paper's; fewer seeds cut nothing.
-        source: The run folder that is shown, where one was given; None for what is trained here.
-    """
-
-    name: str
-    scale: Scale
-    folder: Path
+    name: str  # the item, as `digits-methods`; its tables and figures begin with it
+    scale: Scale  # `quick` or `paper`
+    folder: Path  # where to put figures, and run folders below it; it exists
+    # The raw configuration after scale and overrides. `experiment["reproduce"]` is the file's
+    # `[reproduce]` table, with `options` for what only this item knows.
     experiment: Mapping[str, Any]
+    # Trains a raw configuration, or goes on with it, in a run folder below `folder`, and returns
+    # its records; shows progress, may raise `Interrupted`.
     train: Callable[[Mapping[str, Any], Path], Records]
-    tell: Callable[[str], None]
-    workers: int = 0
-    label: str = ""
-    changes: tuple[str, ...] = ()
+    tell: Callable[[str], None]  # says one line to the user
+    workers: int = 0  # cores to use, 0 for all
+    label: str = ""  # what every picture and table must say of scale and data; may be empty
+    changes: tuple[str, ...] = ()  # how the settings differ from the paper's, a phrase each
+    # Whether numbers may stand beside the paper's: an item of it, on its data.
     comparable: bool = True
+    # Whether epochs, network or other settings are not the paper's; fewer seeds cut nothing.
     cut: bool = False
+    # The run folder that is shown, where one was given; None for what is trained here.
     source: Path | None = None
 
     @property

@@ -28,23 +28,18 @@ GivenMetric = str | Metric | Callable[[Tensor, Tensor], Any]
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """What was asked for, by name or as an object; None for the usual.
+    """What was asked for, by name or as an object; None for the usual."""
 
-    Attributes:
-        task: A name, `module:callable`, a `Task` or a function that makes one.
-        loss: A name, `module:callable`, or a function of outputs and targets.
-        metrics: Names, `module:callable`, `Metric`s, or functions of predictions and targets.
-        class_weights: `balanced`, or a number a class.
-        further: Metrics beside those of the task, as `metrics`; they decide nothing.
-        held: The file that holds the names; None where a person typed them.
-    """
-
+    # A name, `module:callable`, a `Task` or a function that makes one.
     task: str | Task | Callable[..., Task] | None = None
+    # A name, `module:callable`, or a function of outputs and targets.
     loss: str | Loss | None = None
+    # Names, `module:callable`, `Metric`s, or functions of predictions and targets.
     metrics: Sequence[GivenMetric] | None = None
-    class_weights: str | Sequence[float] | None = None
+    class_weights: str | Sequence[float] | None = None  # `balanced`, or a number a class
+    # Metrics beside those of the task, as `metrics`; they decide nothing.
     further: Sequence[GivenMetric] | None = None
-    held: Held | None = None
+    held: Held | None = None  # the file that holds the names; None where a person typed them
 
     def over(self, other: TaskChoice) -> TaskChoice:
         """Take what is given here in place of what is there."""

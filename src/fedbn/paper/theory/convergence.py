@@ -167,19 +167,12 @@ def required_width(size: int, *, mu: float, alpha: float, delta: float = 0.1) ->
 
 @dataclass(frozen=True)
 class Dependence:
-    """The samples that break the assumption of Lemma 4.3, and whether that matters.
+    """The samples that break the assumption of Lemma 4.3, and whether that matters."""
 
-    Attributes:
-        zeros: Samples that are zero.
-        same: Pairs with `x_q = κ x_p`, κ > 0.
-        opposite: Pairs with `x_q = κ x_p`, κ < 0.
-        singular: Whether G∞ of these samples is singular.
-    """
-
-    zeros: tuple[int, ...]
-    same: tuple[tuple[int, int], ...]
-    opposite: tuple[tuple[int, int], ...]
-    singular: bool
+    zeros: tuple[int, ...]  # samples that are zero
+    same: tuple[tuple[int, int], ...]  # pairs with `x_q = κ x_p`, κ > 0
+    opposite: tuple[tuple[int, int], ...]  # pairs with `x_q = κ x_p`, κ < 0
+    singular: bool  # whether G∞ of these samples is singular
 
     @property
     def assumption_holds(self) -> bool:
@@ -221,23 +214,14 @@ def _pairs(close: Tensor) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Corollary 4.6 on one Gram matrix.
+    """Corollary 4.6 on one Gram matrix."""
 
-    Attributes:
-        mu: λmin of the whole matrix (FedAvg).
-        mu_star: λmin of its diagonal blocks (FedBN), the least of `blocks`.
-        blocks: λmin of each client's block.
-        definite: Whether the whole matrix is positive definite beyond rounding.
-        definite_star: Whether its blocks are.
-        holds: Whether `mu_star ≥ mu`, up to rounding.
-    """
-
-    mu: float
-    mu_star: float
-    blocks: tuple[float, ...]
-    definite: bool
-    definite_star: bool
-    holds: bool
+    mu: float  # λmin of the whole matrix (FedAvg)
+    mu_star: float  # λmin of its diagonal blocks (FedBN), the least of `blocks`
+    blocks: tuple[float, ...]  # λmin of each client's block
+    definite: bool  # whether the whole matrix is positive definite beyond rounding
+    definite_star: bool  # whether its blocks are
+    holds: bool  # whether `mu_star ≥ mu`, up to rounding
 
 
 def compare(gram: Tensor, client: Tensor) -> Comparison:

@@ -198,17 +198,11 @@ def _weighted(left: Tensor, right: Tensor, moment: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Evolution:
-    """The kernel of one network at one time.
+    """The kernel of one network at one time."""
 
-    Attributes:
-        v: V(t), or V*(t) for FedBN, with the factor α² the paper gives it.
-        g: G(t), or G*(t) for FedBN.
-        alpha: α, which only undoes the factor in `v`.
-    """
-
-    v: Tensor
-    g: Tensor
-    alpha: float
+    v: Tensor  # V(t), or V*(t) for FedBN, with the factor α² the paper gives it
+    g: Tensor  # G(t), or G*(t) for FedBN
+    alpha: float  # α, which only undoes the factor in `v`
 
     @property
     def total(self) -> Tensor:

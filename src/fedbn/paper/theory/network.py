@@ -24,19 +24,12 @@ Array = Tensor | NDArray[Any] | Sequence[Sequence[float]] | Sequence[float]
 
 @dataclass(frozen=True)
 class Samples:
-    """All clients' samples in one table, client after client.
+    """All clients' samples in one table, client after client."""
 
-    Attributes:
-        x: Inputs, one row a sample.
-        y: Targets.
-        client: The client of each row, counted from 0.
-        moments: `S_i`, one matrix a client.
-    """
-
-    x: Tensor
-    y: Tensor
-    client: Tensor
-    moments: Tensor
+    x: Tensor  # inputs, one row a sample
+    y: Tensor  # targets
+    client: Tensor  # the client of each row, counted from 0
+    moments: Tensor  # `S_i`, one matrix a client
 
     @property
     def clients(self) -> int:
@@ -173,17 +166,11 @@ def require_alpha(alpha: float) -> None:
 
 @dataclass(frozen=True)
 class Network:
-    """The parameters of f (one column of γ, shared) or of f* (a column a client).
+    """The parameters of f (one column of γ, shared) or of f* (a column a client)."""
 
-    Attributes:
-        v: First layer, one row a neuron: (m, d).
-        gamma: BN's scale: (m, 1) for FedAvg, (m, N) for FedBN.
-        c: Top layer of signs, never trained: (m,).
-    """
-
-    v: Tensor
-    gamma: Tensor
-    c: Tensor
+    v: Tensor  # first layer, one row a neuron: (m, d)
+    gamma: Tensor  # BN's scale: (m, 1) for FedAvg, (m, N) for FedBN
+    c: Tensor  # top layer of signs, never trained: (m,)
 
     @property
     def width(self) -> int:

@@ -60,118 +60,72 @@ class Setting:
 
 @dataclass(frozen=True)
 class Bound:
-    """A Gram matrix, and Theorem 4.4 (Corollary 4.5 for FedBN) as it would hold with it.
+    """A Gram matrix, and Theorem 4.4 (Corollary 4.5 for FedBN) as it would hold with it."""
 
-    Attributes:
-        spectrum: Eigenvalues of the matrix, smallest first.
-        mu: The least of them.
-        curve: `(1 − η μ/2)^t ‖f(0) − y‖²`.
-        violation: First t at which joint descent is above the curve; None where it never is.
-        rounds_violation: The same for federated rounds.
-        width: The width asked for, its unknown constant taken as 1.
-        width_met: Whether the width of the study is as large.
-        kernel_holds: Whether `λmin(Λ(t)) ≥ μ/2` at every time looked at.
-    """
-
-    spectrum: tuple[float, ...]
-    mu: float
-    curve: tuple[float, ...]
+    spectrum: tuple[float, ...]  # eigenvalues of the matrix, smallest first
+    mu: float  # the least of them
+    curve: tuple[float, ...]  # `(1 − η μ/2)^t ‖f(0) − y‖²`
+    # First t at which joint descent is above the curve; None where it never is.
     violation: int | None
-    rounds_violation: int | None
-    width: float
-    width_met: bool
-    kernel_holds: bool
+    rounds_violation: int | None  # the same for federated rounds
+    width: float  # the width asked for, its unknown constant taken as 1
+    width_met: bool  # whether the width of the study is as large
+    kernel_holds: bool  # whether `λmin(Λ(t)) ≥ μ/2` at every time looked at
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Least eigenvalues along joint descent, and the formulas against autograd.
+    """Least eigenvalues along joint descent, and the formulas against autograd."""
 
-    Attributes:
-        times: The steps looked at.
-        total: λmin of Λ(t).
-        magnitude: λmin of G(t).
-        direction: λmin of V(t)/α².
-        of_rounds: λmin of what federated rounds follow (N·G* in place of G*).
-        autograd_error: Largest difference between formula and autograd, relative to the largest
-            entry, over V, G and the times.
-    """
-
-    times: tuple[int, ...]
-    total: tuple[float, ...]
-    magnitude: tuple[float, ...]
-    direction: tuple[float, ...]
-    of_rounds: tuple[float, ...]
+    times: tuple[int, ...]  # the steps looked at
+    total: tuple[float, ...]  # λmin of Λ(t)
+    magnitude: tuple[float, ...]  # λmin of G(t)
+    direction: tuple[float, ...]  # λmin of V(t)/α²
+    of_rounds: tuple[float, ...]  # λmin of what federated rounds follow (N·G* in place of G*)
+    # Largest difference between formula and autograd, relative to the largest entry, over V, G and
+    # the times.
     autograd_error: float
 
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A method with the longest step that its own kernel at t = 0 allows, as the theorem lets it.
+    """A method with the longest step that its own kernel at t = 0 allows, as the theorem has it."""
 
-    Attributes:
-        eta: `step / λmax` of what it follows.
-        condition: `λmax / λmin` of the same, which decides how fast it is then.
-        errors: `‖f(t) − y‖²`.
-    """
-
-    eta: float
-    condition: float
-    errors: tuple[float, ...]
+    eta: float  # `step / λmax` of what it follows
+    condition: float  # `λmax / λmin` of the same, which decides how fast it is then
+    errors: tuple[float, ...]  # `‖f(t) − y‖²`
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One of the two methods.
+    """One of the two methods."""
 
-    Attributes:
-        printed: The bound with G∞ as the paper defines it.
-        start: The bound with G°, what G(0) tends to.
-        measured: `‖f(t) − y‖²` under joint gradient descent, with the step common to all.
-        rounds: The same in federated rounds with E = 1.
-        own: Joint descent with the method's own step.
-        own_rounds: Federated rounds with their own step.
-        kernels: The evolution matrices along joint descent.
-    """
-
-    printed: Bound
-    start: Bound
+    printed: Bound  # the bound with G∞ as the paper defines it
+    start: Bound  # the bound with G°, what G(0) tends to
+    # `‖f(t) − y‖²` under joint gradient descent, with the step common to all.
     measured: tuple[float, ...]
-    rounds: tuple[float, ...]
-    own: OwnStep
-    own_rounds: OwnStep
-    kernels: Kernels
+    rounds: tuple[float, ...]  # the same in federated rounds with E = 1
+    own: OwnStep  # joint descent with the method's own step
+    own_rounds: OwnStep  # federated rounds with their own step
+    kernels: Kernels  # the evolution matrices along joint descent
 
 
 @dataclass(frozen=True)
 class Checks:
-    """Claims of the paper on these samples.
+    """Claims of the paper on these samples."""
 
-    Attributes:
-        assumption: No sample is zero or a multiple of another (Assumption 4.1).
-        definite: G∞ and G*∞ are positive definite (Lemma 4.3).
-        start_definite: G° is.
-        corollary: `λmin(G*∞) ≥ λmin(G∞)` (Corollary 4.6).
-        start_corollary: The same for G°.
-        monte_carlo_sigmas: Largest distance of sampled G∞ from the closed form, in standard errors.
-        start_distance: `‖G(0) − G°‖ / ‖G°‖` at the width of the study.
-        ratio: `λmin(G∞) / λmin(G°)`; `alpha_squared_dim` where every `S_i = I`.
-        alpha_squared_dim: `α² d`.
-        crossover_alpha: The α beyond which G(0) has the larger least eigenvalue than V(0)/α².
-        rounds_are_joint: Largest relative difference of FedAvg's rounds from joint descent.
-    """
-
-    assumption: bool
-    definite: bool
-    start_definite: bool
-    corollary: bool
-    start_corollary: bool
+    assumption: bool  # no sample is zero or a multiple of another (Assumption 4.1)
+    definite: bool  # G∞ and G*∞ are positive definite (Lemma 4.3)
+    start_definite: bool  # G° is
+    corollary: bool  # `λmin(G*∞) ≥ λmin(G∞)` (Corollary 4.6)
+    start_corollary: bool  # the same for G°
+    # Largest distance of sampled G∞ from the closed form, in standard errors.
     monte_carlo_sigmas: float
-    start_distance: float
-    ratio: float
-    alpha_squared_dim: float
-    crossover_alpha: float
-    rounds_are_joint: float
+    start_distance: float  # `‖G(0) − G°‖ / ‖G°‖` at the width of the study
+    ratio: float  # `λmin(G∞) / λmin(G°)`; `alpha_squared_dim` where every `S_i = I`
+    alpha_squared_dim: float  # `α² d`
+    crossover_alpha: float  # the α beyond which G(0) has the larger least eigenvalue than V(0)/α²
+    rounds_are_joint: float  # largest relative difference of FedAvg's rounds from joint descent
 
 
 @dataclass(frozen=True)
