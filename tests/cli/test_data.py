@@ -20,7 +20,7 @@ from PIL import Image
 
 from commanding import Answer, call
 from fedbn.data import preparation
-from fedbn.data.downloads import Remote
+from fedbn.data.preparation import Remote
 from fedbn.datasets.pictures import OFFICE_CALTECH10 as OFFICE
 
 NAMES = {"digits", "office_caltech10", "domainnet", "abide", "digits_mini", "synth_digits"}

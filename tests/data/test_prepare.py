@@ -24,9 +24,8 @@ from raw_digits import (
 
 import fedbn.datasets
 from fedbn import registry
-from fedbn.data import downloads, preparation
-from fedbn.data.downloads import Remote
-from fedbn.data.preparation import provide
+from fedbn.data import preparation
+from fedbn.data.preparation import Remote, provide
 from fedbn.data.storage import Info
 from fedbn.datasets import info_of
 from fedbn.datasets.digits import digits
@@ -120,7 +119,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     files = {name: (tmp_path / "web" / name).read_bytes() for name in names}
     started = Server(files)
     monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(downloads, "WAIT", 0.01)
+    monkeypatch.setattr(preparation, "WAIT", 0.01)
     monkeypatch.setattr(preparation, "REMOTE", {"mnist": started.remote})
     yield started
     started.close()

@@ -24,8 +24,7 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.cli.data import Options, section_of, subjects
 from fedbn.core.federation import Federation
-from fedbn.data.downloads import DownloadProgress
-from fedbn.data.preparation import provide
+from fedbn.data.preparation import DownloadProgress, provide
 from fedbn.datasets import info_of
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.sources import load_federation

@@ -31,8 +31,8 @@ from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
 from fedbn.data.own_pictures import normalised
 from fedbn.data.storage import is_hidden, subfolders
-from fedbn.data.table_columns import features, table_labels
 from fedbn.data.table_files import TABLE_SUFFIXES, read_table
+from fedbn.data.tables import features, table_labels
 from fedbn.errors import DataError, unknown
 from fedbn.text import shown
 

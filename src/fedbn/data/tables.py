@@ -1,20 +1,261 @@
-"""From tables of sites, read from files or given as DataFrames, to a federation."""
+"""From tables of sites, read from files or given as DataFrames, to numbers and a federation.
+
+What is a number stays one, what is not becomes one-hot: at training, and for further rows of a
+trained model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups, places
-from fedbn.data.table_columns import Column, check_complete, feature_columns, filled, target_columns
-from fedbn.data.table_files import Table, by_site, label_classes, repeated_ids, unique_header
+from fedbn.data.table_files import (
+    Table,
+    by_site,
+    is_missing,
+    label_classes,
+    repeated_ids,
+    unique_header,
+)
 from fedbn.errors import ConfigError, DataError
+
+_MOST_VALUES = 1000
+_LABELS = ("label", "y", "class")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column is encoded: as numbers, or one-hot over the sorted values of all sites."""
+
+    name: str
+    values: tuple[str, ...] | None
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return 1 if self.values is None else len(self.values)
+
+    def encode(self, table: Table) -> NDArray[np.float32]:
+        """Encode a site's cells as (rows, width); a missing number is NaN, a missing text zeros."""
+        cells = table.columns[self.name]
+        if self.values is None:
+            numbers = [math.nan if is_missing(c) else float(c) for c in cells]
+            return np.array(numbers, dtype=np.float32)[:, None]
+        place = {value: number for number, value in enumerate(self.values)}
+        encoded = np.zeros((len(cells), len(self.values)), dtype=np.float32)
+        for row, cell in enumerate(cells):
+            if not is_missing(cell):
+                encoded[row, place[cell.strip()]] = 1
+        return encoded
+
+
+def feature_columns(
+    tables: Mapping[str, Table], left_out: Collection[str], categorical: Sequence[str]
+) -> list[Column]:
+    """Decide how the columns, which all sites must have, are encoded.
+
+    A column is numbers where every value at every site is one, unless it is named categorical.
+    """
+    first = next(iter(tables.values()))
+    names = [name for name in first.columns if name not in left_out]
+    for table in tables.values():
+        _check_same_columns(first, table, left_out)
+    if not names:
+        raise DataError(f"{first.where}: no columns left as features")
+    for name in categorical:
+        first.column(name, "data.categorical")
+    return [_column(name, list(tables.values()), name in categorical) for name in names]
+
+
+def check_complete(table: Table, columns: Sequence[Column]) -> None:
+    """Refuse a table with an empty cell in one of the columns."""
+    for column in columns:
+        for row in table.gaps(column.name):
+            raise DataError(
+                f"{table.where}, row {row}: no value in column {column.name!r}; fill it, or "
+                "set data.missing = 'mean', or name the column in data.drop"
+            )
+
+
+def filled(
+    features: NDArray[np.float32],
+    training: NDArray[np.int64],
+    columns: Sequence[Column],
+    table: Table,
+) -> NDArray[np.float32]:
+    """Put the mean of the training rows where a number is missing."""
+    begin = 0
+    for column in columns:
+        values = features[:, begin]
+        gaps = np.isnan(values)
+        if gaps.any():
+            known = values[training][~gaps[training]]
+            if not len(known):
+                raise DataError(
+                    f"{table.where}: column {column.name!r} has no value in a training row, so "
+                    "no mean; name it in data.drop"
+                )
+            values[gaps] = known.mean(dtype=np.float64)
+        begin += column.width
+    return features
+
+
+def _check_same_columns(first: Table, table: Table, left_out: Collection[str]) -> None:
+    for one, other in ((first, table), (table, first)):
+        for name in one.columns:
+            if name not in other.columns and name not in left_out:
+                raise DataError(
+                    f"{other.where}: no column {name!r}, which {one.where} has; "
+                    f"it has {', '.join(other.columns)}"
+                )
+
+
+def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
+    cells = [c for table in tables for c in table.columns[name] if not is_missing(c)]
+    if not cells:
+        raise DataError(f"{tables[0].where}: column {name!r} has no values; name it in data.drop")
+    if not categorical and all(is_number(cell) for cell in cells):
+        column = Column(name, None)
+        for table in tables:
+            _check_cells(table, column)
+        return column
+    values = sorted({cell.strip() for cell in cells})
+    if len(values) > min(_MOST_VALUES, max(50, len(cells) // 2)):
+        raise DataError(
+            f"{tables[0].where}: column {name!r} has {len(values)} different texts in "
+            f"{len(cells)} rows, the first {values[0]!r}: name it in data.id or data.drop"
+        )
+    return Column(name, tuple(values))
+
+
+def _check_cells(table: Table, column: Column) -> None:
+    """Refuse cells that cannot be encoded: no finite numbers, or values that nobody trained on."""
+    for row, cell in zip(table.rows, table.columns[column.name], strict=True):
+        where, value = f"{table.where}, row {row}, column {column.name!r}", cell.strip()
+        if is_missing(cell):
+            continue
+        if column.values is not None:
+            if value not in column.values:
+                known = ", ".join(column.values[:20])
+                raise DataError(f"{where}: {value!r} is new; the run was trained on {known}")
+        elif not is_number(cell):
+            raise DataError(f"{where}: {value!r} is not a number")
+        elif not abs(float(cell)) <= _LARGEST:
+            raise DataError(f"{where}: {value} is not finite in float32; legal are finite numbers")
+
+
+def is_number(cell: str) -> bool:
+    """Tell whether a cell is written as a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    # float() takes digits joined by underscores, which no table means as a number.
+    return "_" not in cell
+
+
+def features(
+    table: Table, inputs: Mapping[str, Any]
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """Encode a table's rows, (n, features); and say what was filled in.
+
+    An empty cell is refused, or becomes the column's mean over these rows where the run was
+    trained with `data.missing = "mean"`.
+    """
+    told = inputs.get("preparation", {}).get("table")
+    columns = _columns(table, inputs, told)
+    gaps = sum(len(table.gaps(column.name)) for column in columns)
+    if gaps and not (told and told["missing"] == "mean"):
+        check_complete(table, columns)
+    for column in columns:
+        _check_cells(table, column)
+    encoded = np.concatenate([column.encode(table) for column in columns], axis=1)
+    whole = filled(encoded, np.arange(len(table)), columns, table)
+    return whole, ((f"{gaps} empty cells filled with the mean of these rows",) if gaps else ())
+
+
+_WORDS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
+
+
+def target_columns(
+    table: Table, names: Sequence[str], numbers: bool
+) -> NDArray[np.float32] | NDArray[np.bool_]:
+    """The rows' numbers, or which of several labels each has, (rows, names)."""
+    found = []
+    for name in names:
+        cells = [cell.strip() for cell in table.column(name, "data.label")]
+        for row in table.gaps(name):
+            raise DataError(f"{table.where}, row {row}: no value in {name!r} (data.label)")
+        if numbers:
+            _check_cells(table, Column(name, None))
+            found.append(np.array([float(cell) for cell in cells], dtype=np.float32))
+            continue
+        for row, cell in zip(table.rows, cells, strict=True):
+            if cell.lower().removesuffix(".0") not in _WORDS:
+                legal = ", ".join(_WORDS)
+                raise DataError(
+                    f"{table.where}, row {row}, column {name!r}: {cell!r} is no label among "
+                    f"several; legal are {legal} (data.numbers = true learns numbers)"
+                )
+        found.append(np.array([_WORDS[cell.lower().removesuffix(".0")] for cell in cells]))
+    return np.stack(found, axis=1)
+
+
+def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[Any] | None:
+    """The rows' labels, where the table has a column of them."""
+    told = inputs.get("preparation", {}).get("table")
+    if told and (told.get("numbers") or not isinstance(told["label"], str)):
+        names = [told["label"]] if isinstance(told["label"], str) else told["label"]
+        known = all(name in table.columns for name in names)
+        return target_columns(table, names, bool(told.get("numbers"))) if known else None
+    name = _label_column(table, inputs)
+    if name is None:
+        return None
+    gaps = table.gaps(name)
+    if len(gaps) == len(table):
+        return None
+    for row in gaps:
+        raise DataError(f"{table.where}, row {row}: no value in {name!r}, which others have")
+    cells = [cell.strip() for cell in table.columns[name]]
+    return places(cells, inputs["classes"], f"{table.where}, column {name!r}")
+
+
+def _label_column(table: Table, inputs: Mapping[str, Any]) -> str | None:
+    told = inputs.get("preparation", {}).get("table")
+    names = (told["label"],) if told else _LABELS
+    return next((name for name in names if name in table.columns), None)
+
+
+def _columns(
+    table: Table, inputs: Mapping[str, Any], told: Mapping[str, Any] | None
+) -> list[Column]:
+    if told:
+        for name, _ in told["columns"]:
+            if name not in table.columns:
+                raise DataError(
+                    f"{table.where}: no column {name!r}, which the run was trained on; it has "
+                    f"{', '.join(table.columns)}"
+                )
+        return [Column(str(n), None if v is None else tuple(v)) for n, v in told["columns"]]
+    label = _label_column(table, inputs)
+    names = [name for name in table.columns if name != label]
+    shape = tuple(inputs["input_shape"])
+    if shape != (len(names),):
+        raise DataError(
+            f"{table.where}: {len(names)} columns of features; the run was trained on samples of "
+            f"shape {shape}"
+        )
+    return [Column(name, None) for name in names]
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from fedbn.data.image_folders import (
 )
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.storage import subfolders
-from fedbn.data.table_columns import Column, is_number
 from fedbn.data.table_files import Table, is_missing, read_sites, read_table, table_files
-from fedbn.data.tables import TableOptions, table_federation
+from fedbn.data.tables import Column, TableOptions, is_number, table_federation
 from fedbn.errors import ConfigError, DataError, Misfit, unknown
 from fedbn.experiments.schema import ColumnSection, ContractSection
 from fedbn.text import shown

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedbn.core.federation import Federation, all_targets
 from fedbn.data.image_folders import listed
 from fedbn.data.images import choose_size
-from fedbn.data.table_columns import is_number
 from fedbn.data.table_files import Table, is_missing
+from fedbn.data.tables import is_number
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.data_contract import own_pictures, own_tables
 from fedbn.experiments.schema import DataSection

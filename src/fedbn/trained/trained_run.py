@@ -38,9 +38,19 @@ _HALF = 0.5
 
 def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
     """Bring samples to a tensor (n, ...) of the run's shape, or refuse them."""
-    samples = _tensor(x, where)
+    samples = tensor_of(x, where).detach().cpu()
+    samples = samples if samples.dtype == torch.uint8 else samples.float()
     check_shape(samples, inputs, where)
-    _check_values(samples, inputs, where)
+    if samples.dtype == torch.uint8:
+        return samples
+    for text in not_finite(samples):
+        raise DataError(f"{where}: {text}")
+    largest = float(samples.abs().max())
+    if inputs.get("dtype") == "uint8" and largest > _SCALED:
+        raise DataError(
+            f"{where}: floats up to {largest:.4g}, but the run was trained on whole numbers 0 to "
+            "255 scaled to −1 to 1; give uint8, or floats scaled so"
+        )
     return samples
 
 
@@ -63,24 +73,6 @@ def predictions(
     parts = [task.keep(outputs) for outputs in outputs_of(model, x, chunk)]
     found: NDArray[Any] = torch.cat(parts).numpy()
     return found
-
-
-def _tensor(x: Any, where: str) -> Tensor:
-    tensor = tensor_of(x, where).detach().cpu()
-    return tensor if tensor.dtype == torch.uint8 else tensor.float()
-
-
-def _check_values(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
-    if x.dtype == torch.uint8:
-        return
-    for text in not_finite(x):
-        raise DataError(f"{where}: {text}")
-    largest = float(x.abs().max())
-    if inputs.get("dtype") == "uint8" and largest > _SCALED:
-        raise DataError(
-            f"{where}: floats up to {largest:.4g}, but the run was trained on whole numbers 0 to "
-            "255 scaled to −1 to 1; give uint8, or floats scaled so"
-        )
 
 
 @dataclass(frozen=True)
