@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -263,12 +263,9 @@ def test_a_data_set_that_recognises_no_files_takes_none_over(data_folder, tmp_pa
     file = tmp_path / "a.txt"
     file.write_text("mine")
 
-    class Own(Info):
-        def places(self, folder):
-            return {folder / "a.txt": Path("own/a.txt")}
-
+    own = replace(info, places=lambda folder: {folder / "a.txt": Path("own/a.txt")})
     heard = Heard()
-    provide("own", Own(**asdict(info)), {}, tmp_path, heard)
+    provide("own", own, {}, tmp_path, heard)
     assert heard.told == ["own: 1 new file(s) taken over, 0 were there already"]
 
 
