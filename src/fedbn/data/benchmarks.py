@@ -123,7 +123,8 @@ class Benchmark:
     def _found(self, root: Path, wanted: Sequence[str]) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
         for folder in subfolders(root):
-            meant = self._meant(folder.name)
+            plain = plain_name(folder.name)
+            meant = self.aliases.get(plain, plain)
             if meant in wanted:
                 found.setdefault(meant, []).append(folder)
         missing = [name for name in wanted if name not in found]
@@ -133,10 +134,6 @@ class Benchmark:
                 f"{shown(root)}: no folder {', '.join(missing)}; it has {there or 'no folders'}"
             )
         return found
-
-    def _meant(self, folder: str) -> str:
-        plain = plain_name(folder)
-        return self.aliases.get(plain, plain)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,7 +227,12 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
         white = depth if isinstance(depth, int) else DEPTH
         looked_at = kind == "folders" and place.is_dir()
         faults += picture_findings(place, white) if looked_at else ()
-        faults += _array_files(place) if kind == "arrays" else ()
+        for file in sorted(place.glob("*.npz")) if kind == "arrays" else ():
+            try:
+                check_name(file.stem, "file name")
+                common_classes({file: read_npz(file)})
+            except DataError as error:
+                faults.append(refusal(error, file, file.stem))
         if not stopped(faults):
             found = _federation(read({}))
             # Pictures in folders were looked at one by one: only what a run would say is new.
@@ -262,16 +267,6 @@ def _tables(path: Path, options: Mapping[str, Any], read: Read, faults: list[Fin
     except (ConfigError, DataError) as error:
         if not before:
             faults.append(refusal(error, path))
-
-
-def _array_files(folder: Path) -> Iterator[Finding]:
-    """Report files that cannot be read, hold pickled objects or have no labels."""
-    for file in sorted(folder.glob("*.npz")):
-        try:
-            check_name(file.stem, "file name")
-            common_classes({file: read_npz(file)})
-        except DataError as error:
-            yield refusal(error, file, file.stem)
 
 
 def stopped(faults: Iterable[Finding]) -> bool:

@@ -58,7 +58,14 @@ def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
             yield refusal(error, home, home.name)
     yield from _stray(root)
     pictures = []
-    for item, site, part, label in _items(sites):
+    inside = [
+        (item, site.name, part, shown(folder.name))
+        for site in sites
+        for part, folders in site.parts.items()
+        for folder in folders
+        for item in scan(folder)
+    ]
+    for item, site, part, label in inside:
         if isinstance(item, Trouble):
             severity: Severity = "warning" if item.harmless else "error"
             yield Finding(severity, site, shown(item.path), item.text)
@@ -91,15 +98,6 @@ def _examine(
     yield from _about_sites(seen, classes)
     yield from (Finding("warning", "", "", text) for text in similar_classes(classes))
     yield from _twice(seen)
-
-
-def _items(sites: Sequence[SiteFolders]) -> Iterator[tuple[Path | Trouble, str, str, str]]:
-    """All that lies in class folders, with its site, part and class."""
-    for site in sites:
-        for part, folders in site.parts.items():
-            for folder in folders:
-                for item in scan(folder):
-                    yield item, site.name, part, shown(folder.name)
 
 
 def _stray(root: Path) -> Iterator[Finding]:

@@ -195,7 +195,14 @@ def _as_rgb(picture: Image.Image, file: Path, depth: int) -> Image.Image:
     if picture.mode == "RGB":
         return picture
     if picture.mode in _SIXTEEN_BIT:
-        return _from_sixteen_bit(picture, file, depth)
+        values = np.asarray(picture)
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > depth:
+            way_out = "raise data.depth" if low >= 0 and high <= DEPTH else "legal are 8 and 16 bit"
+            raise DataError(
+                f"{shown(file)}: pixels from {low} to {high}, beyond 0 to {depth}; {way_out}"
+            )
+        return Image.fromarray(values.astype(np.float32) / np.float32(depth))
     if picture.mode == "F":
         raise DataError(
             f"{shown(file)}: pixels are floats, whose range is unknown; legal are 8 and 16 bit "
@@ -205,17 +212,6 @@ def _as_rgb(picture: Image.Image, file: Path, depth: int) -> Image.Image:
         ground = Image.new("RGBA", picture.size, _WHITE)
         return Image.alpha_composite(ground, picture.convert("RGBA")).convert("RGB")
     return picture.convert("RGB")
-
-
-def _from_sixteen_bit(picture: Image.Image, file: Path, depth: int) -> Image.Image:
-    values = np.asarray(picture)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > depth:
-        way_out = "raise data.depth" if low >= 0 and high <= DEPTH else "legal are 8 and 16 bit"
-        raise DataError(
-            f"{shown(file)}: pixels from {low} to {high}, beyond 0 to {depth}; {way_out}"
-        )
-    return Image.fromarray(values.astype(np.float32) / np.float32(depth))
 
 
 def choose_size(files: Sequence[Path]) -> tuple[int, str]:

@@ -77,17 +77,6 @@ def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
     return Found(_called(files, folder), None, notes)
 
 
-def _check_range(inputs: Mapping[str, Any]) -> None:
-    """Refuse pictures for a run on floats that are no pictures scaled to [−1, 1]."""
-    low, high = inputs["range"]
-    if inputs["dtype"] == "uint8" or (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED):
-        return
-    raise DataError(
-        f"the run was trained on floats from {low:.4g} to {high:.4g}, while pictures become −1 to "
-        "1; save them in an npz file, scaled like the training data"
-    )
-
-
 def _labelled(folder: Path, named: Sequence[Path], inputs: Mapping[str, Any]) -> Found:
     if any(is_picture(file) and not is_hidden(file) for file in folder.iterdir()):
         raise DataError(f"{shown(folder)}: pictures both beside and inside folders of classes")
@@ -186,8 +175,13 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
         )
     told = inputs.get("preparation", {})
     depth, normalize = told.get("depth"), told.get("normalize")
-    if depth is None and normalize is None:
-        _check_range(inputs)
+    if depth is None and normalize is None and inputs["dtype"] != "uint8":
+        low, high = inputs["range"]
+        if not (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED):
+            raise DataError(
+                f"the run was trained on floats from {low:.4g} to {high:.4g}, while pictures "
+                "become −1 to 1; save them in an npz file, scaled like the training data"
+            )
     channels, height, width = shape
     x = read_pictures(files, (width, height), depth or DEPTH, channels)
     notes = found.notes

@@ -97,7 +97,12 @@ def _deal(partition: str) -> tuple[Deal, bool]:
     if kind == "iid" and text is None:
         return _even, False
     if kind == "dirichlet" and 0 < value < math.inf:
-        return lambda labels, clients, draws: _dirichlet(labels, clients, value, draws), True
+
+        def by_shares(labels: Places, clients: int, draws: np.random.Generator) -> Places:
+            classes = int(labels.max(initial=0)) + 1
+            return _cut(labels, draws.dirichlet(np.full(clients, value), classes), draws)
+
+        return by_shares, True
     if kind == "shards" and value >= 1 and value == int(value):
         return lambda labels, clients, draws: _shards(labels, clients, int(value), draws), True
     raise ConfigError(f"data.partition = {partition!r}: {_LEGAL}")
@@ -105,11 +110,6 @@ def _deal(partition: str) -> tuple[Deal, bool]:
 
 def _even(labels: Places, clients: int, draws: np.random.Generator) -> Places:
     return _cut(np.zeros_like(labels), np.full((1, clients), 1 / clients), draws)
-
-
-def _dirichlet(labels: Places, clients: int, a: float, draws: np.random.Generator) -> Places:
-    shares = draws.dirichlet(np.full(clients, a), int(labels.max(initial=0)) + 1)
-    return _cut(labels, shares, draws)
 
 
 def _shards(labels: Places, clients: int, each: int, draws: np.random.Generator) -> Places:

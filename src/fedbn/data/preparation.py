@@ -184,7 +184,10 @@ def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
 
 def take_over(places: Places, root: Path) -> int:
     """Bring files below the data root, whole or not at all; say how many were new."""
-    new = {file: place for file, place in places.items() if not _is_there(file, root / place)}
+    new = {file: place for file, place in places.items() if not (root / place).exists()}
+    for file, target in ((f, root / p) for f, p in places.items() if f not in new):
+        if not filecmp.cmp(file, target, shallow=False):
+            raise DataError(f"{shown(target)}: there already, but not as {shown(file)}: remove one")
     gathered = root / f".incoming-{uuid.uuid4().hex}"
     try:
         for file, place in new.items():
@@ -201,14 +204,6 @@ def take_over(places: Places, root: Path) -> int:
     finally:
         shutil.rmtree(gathered, ignore_errors=True)
     return len(new)
-
-
-def _is_there(file: Path, target: Path) -> bool:
-    if not target.exists():
-        return False
-    if not filecmp.cmp(file, target, shallow=False):
-        raise DataError(f"{shown(target)}: there already, but not as {shown(file)}: remove one")
-    return True
 
 
 def _move(made: Path, target: Path) -> None:

@@ -36,8 +36,7 @@ def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
     theirs, ours = checked(paper, "paper"), checked(used)
     return [
         *_length(theirs, ours),
-        *_seeds(theirs, ours),
-        *_methods(theirs, ours),
+        *_lists(theirs, ours),
         *_values(_flat(theirs), _flat(ours)),
     ]
 
@@ -58,13 +57,10 @@ def _length(theirs: Experiment, ours: Experiment) -> Iterator[str]:
         yield f"{b} of {a} {unit}" if b < a else f"{b} {unit} (paper scale: {a})"
 
 
-def _seeds(theirs: Experiment, ours: Experiment) -> Iterator[str]:
+def _lists(theirs: Experiment, ours: Experiment) -> Iterator[str]:
     a, b = len(theirs.seeds), len(ours.seeds)
     if a != b:
         yield f"{b} of {a} seeds" if b < a else f"{b} seeds (paper scale: {a})"
-
-
-def _methods(theirs: Experiment, ours: Experiment) -> Iterator[str]:
     if left := [method for method in theirs.methods if method not in ours.methods]:
         yield f"without {', '.join(left)}"
     if more := [method for method in ours.methods if method not in theirs.methods]:

@@ -7,7 +7,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -131,7 +131,9 @@ def produce(entry: Entry, request: Request, command: str) -> Outcome:
     outcome: Outcome | None = None
     try:
         with explained(request.folder):
-            outcome = _item(entry)(request)
+            if entry.by not in ITEMS:
+                raise ConfigError(f"{entry.file}: reproduce.by: {unknown('item', entry.by, ITEMS)}")
+            outcome = getattr(importlib.import_module(ITEMS[entry.by]), entry.by)(request)
     finally:
         spent = before if finished else before + time.monotonic() - begun
         if outcome or any(request.folder.iterdir()):
@@ -147,15 +149,6 @@ def produce(entry: Entry, request: Request, command: str) -> Outcome:
     write_atomically(request.folder / README, _readme(entry, facts, outcome).encode())
     write_atomically(request.folder / RESULT, to_json(facts))
     return outcome
-
-
-def _item(entry: Entry) -> Callable[[Request], Outcome]:
-    if entry.by not in ITEMS:
-        raise ConfigError(f"{entry.file}: reproduce.by: {unknown('item', entry.by, ITEMS)}")
-    found: Callable[[Request], Outcome] = getattr(
-        importlib.import_module(ITEMS[entry.by]), entry.by
-    )
-    return found
 
 
 def _facts(

@@ -95,7 +95,11 @@ def _gain(study: Study, setting: str, column: str) -> Cell | None:
 def _note(request: Request, study: Study) -> str:
     best = study.experiment.evaluation.report == "best"
     which = "Best round by validation" if best else "Last round"
-    parts = [f"{request.label}.", f"{which}, {_seeds(study)}."]
+    counts = {key.label: len(seeds) for key, seeds in study.table.histories.items()}
+    seeds = "seeds: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+    if len({*counts.values()}) == 1:
+        seeds = counted(next(iter(counts.values())), "seed")
+    parts = [f"{request.label}.", f"{which}, {seeds}."]
     if study.papers and not any(paper_means(study, setting) for setting in study.settings):
         return " ".join([*parts, "No number of the paper's has these settings: no comparison."])
     for paper in study.in_order:
@@ -103,13 +107,6 @@ def _note(request: Request, study: Study) -> str:
     if study.stand_ins and study.papers:
         parts.append(f"Stand-in data, not compared: {', '.join(study.stand_ins)}.")
     return " ".join(parts)
-
-
-def _seeds(study: Study) -> str:
-    counts = {key.label: len(seeds) for key, seeds in study.table.histories.items()}
-    if len({*counts.values()}) == 1:
-        return counted(next(iter(counts.values())), "seed")
-    return "seeds: " + ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def paper_means(study: Study, setting: str = _DEFAULT) -> Mapping[str, Mapping[str, float]]:
@@ -143,7 +140,8 @@ def _panels(study: Study, measure: Measure) -> dict[str, list[Curve]]:
     panels: dict[str, list[Curve]] = {}
     for key in study.table.histories:
         for column in (MEAN,) if several else (*study.table.columns, MEAN):
-            panel = panels.setdefault(_shown(key.setting) if several else column, [])
+            short = key.setting.replace("local_epochs=", "E = ").replace("batch_size=", "B = ")
+            panel = panels.setdefault(short if several else column, [])
             panel += study.curves(key, column, key.method, measure)
     return _mean_last({name: panel for name, panel in panels.items() if panel})
 
@@ -193,7 +191,3 @@ def _mean_last(panels: Mapping[str, T]) -> dict[str, T]:
 
 def _parts(setting: str) -> dict[str, str]:
     return dict(part.split("=") for part in setting.split(",") if "=" in part)
-
-
-def _shown(setting: str) -> str:
-    return setting.replace("local_epochs=", "E = ").replace("batch_size=", "B = ")

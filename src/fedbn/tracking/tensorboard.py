@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomli_w
+
 from fedbn.runs.folder import folder_name
 from fedbn.tracking import Job, Names, numbers
 
@@ -56,12 +58,7 @@ class TensorBoard:
             home = self._folder / folder_name(method) / folder_name(setting) / f"seed-{seed}"
             shutil.rmtree(home, ignore_errors=True)
             self._writers[job] = self._make(str(home))
-            self._writers[job].add_text("configuration", _indented(self._config), 0)
+            # Indented, so that Markdown shows it unchanged.
+            lines = tomli_w.dumps(self._config).splitlines()
+            self._writers[job].add_text("configuration", "\n".join(f"    {n}" for n in lines), 0)
         return self._writers[job]
-
-
-def _indented(config: Mapping[str, Any]) -> str:
-    """The configuration as Markdown shows it unchanged."""
-    import tomli_w
-
-    return "\n".join(f"    {line}" for line in tomli_w.dumps(config).splitlines())

@@ -65,7 +65,10 @@ class Adaptation:
 
     def facts(self, trained: Trained, data: Split, labelled: bool) -> dict[str, Any]:
         """Collect what the site's manifest tells."""
-        plan = trained.plan
+        plan, hashed = trained.plan, hashlib.sha256()
+        for tensor in (data.x, *([data.y] if labelled else [])):
+            hashed.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            hashed.update(tensor.contiguous().numpy().data)
         return {
             "how": self.options.how,
             "like": self.like,
@@ -76,7 +79,7 @@ class Adaptation:
             "shared": digest(trained.state.shared.state),
             "samples": len(data),
             "labelled": labelled,
-            "data": _hash(data, labelled),
+            "data": hashed.hexdigest(),
             "distances": dict(self.distances.to),
             "largest_known_distance": self.distances.among,
             "warnings": list(self.warnings),
@@ -199,14 +202,6 @@ def _warnings(apart: Distances, data: Split) -> list[str]:
             "labelled data (--compare) before it is relied on, or let it train (--how join)"
         )
     return found
-
-
-def _hash(data: Split, labelled: bool) -> str:
-    digest = hashlib.sha256()
-    for tensor in (data.x, *([data.y] if labelled else [])):
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 _HALF = 0.5

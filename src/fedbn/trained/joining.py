@@ -142,22 +142,19 @@ def prepare_join(
         shutil.rmtree(hidden, ignore_errors=True)
         out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _fill(RunFolder(hidden), trained, request, state)
+        folder = RunFolder(hidden)
+        folder.begin(request)
+        method, seed = trained.plan.method.name, trained.plan.seed
+        place = folder.job(method, "default", seed)
+        place.mkdir(parents=True)
+        lines = [metrics.line(replace(record, setting="default")) for record in trained.records]
+        metrics.append(place / "metrics.jsonl", "".join(lines).encode())
+        checkpoints.save(place, state, {"method": method, "setting": "default", "seed": seed})
         with explained(out, ConfigError):
             hidden.rename(out)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
     return RunFolder(out)
-
-
-def _fill(folder: RunFolder, trained: Trained, request: dict[str, Any], state: RunState) -> None:
-    folder.begin(request)
-    method, seed = trained.plan.method.name, trained.plan.seed
-    place = folder.job(method, "default", seed)
-    place.mkdir(parents=True)
-    lines = [metrics.line(replace(record, setting="default")) for record in trained.records]
-    metrics.append(place / "metrics.jsonl", "".join(lines).encode())
-    checkpoints.save(place, state, {"method": method, "setting": "default", "seed": seed})
 
 
 def _request(
