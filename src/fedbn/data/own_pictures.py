@@ -212,12 +212,8 @@ def manifest_listing(file: Path, division: Division) -> tuple[Listing, tuple[str
         check_name(site, shown(file))
         whole = _listed(rows, file.parent, classes)
         chosen = _chosen(rows)
-        if not chosen:
-            listing[site] = division.divide(whole, site)
-            continue
-        listing[site] = tuple(
-            whole.take(torch.from_numpy(chosen[part])) for part in _SPLITS if part in chosen
-        )
+        parts = [whole.take(torch.from_numpy(chosen[p])) for p in _SPLITS if p in chosen]
+        listing[site] = parts or division.divide(whole, site)
     check_apart(listing)
     return listing, classes
 
@@ -229,12 +225,9 @@ def _listed(table: Table, home: Path, classes: Sequence[str]) -> PictureSet:
             raise DataError(f"{table.where}, row {row}: {shown(picture)}: no such file")
     cells = [cell.strip() for cell in table.columns["label"]]
     labels = torch.from_numpy(places(cells, classes, table.where))
-    patients: tuple[str, ...] = ()
-    if "patient" in table.columns:
-        for row in table.gaps("patient"):
-            raise DataError(f"{table.where}, row {row}: no value in 'patient'")
-        patients = tuple(cell.strip() for cell in table.columns["patient"])
-    return PictureSet(tuple(files), labels, patients)
+    known = "patient" in table.columns
+    patients = table.whole("patient", "a manifest", "") if known else ()
+    return PictureSet(tuple(files), labels, tuple(patients))
 
 
 def _chosen(table: Table) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:

@@ -43,6 +43,14 @@ class Table:
             f"{self.where}: no column {name!r} ({option}); it has {', '.join(self.columns)}"
         )
 
+    def whole(self, name: str, option: str, why: str | None = None) -> list[str]:
+        """Return a column that an option names, stripped; a missing value is refused."""
+        cells = self.column(name, option)
+        for row in self.gaps(name):
+            said = f" ({option})" if why is None else why
+            raise DataError(f"{self.where}, row {row}: no value in {name!r}{said}")
+        return [cell.strip() for cell in cells]
+
     def gaps(self, name: str) -> list[int]:
         """The rows that have no value in a column."""
         cells = zip(self.rows, self.columns[name], strict=True)
@@ -179,21 +187,15 @@ def read_sites(path: Path, site: str | None) -> dict[str, Table]:
 
 def by_site(table: Table, site: str) -> dict[str, Table]:
     """Give each site its rows of one table."""
-    cells, rows = table.column(site, "data.site"), dict[str, list[int]]()
-    for row in table.gaps(site):
-        raise DataError(f"{table.where}, row {row}: no value in {site!r}")
-    for number, cell in enumerate(cells):
-        rows.setdefault(cell.strip(), []).append(number)
+    rows: dict[str, list[int]] = {}
+    for number, cell in enumerate(table.whole(site, "data.site", "")):
+        rows.setdefault(cell, []).append(number)
     return {name: table.take(rows[name], table.where) for name in sorted(rows)}
 
 
 def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
     """Collect the classes of all sites, sorted: by value where all are numbers."""
-    found: set[str] = set()
-    for table in tables.values():
-        found |= {cell.strip() for cell in table.column(label, "data.label")}
-        for row in table.gaps(label):
-            raise DataError(f"{table.where}, row {row}: no value in {label!r} (data.label)")
+    found = {cell for table in tables.values() for cell in table.whole(label, "data.label")}
     try:
         classes = tuple(sorted(found, key=lambda name: (float(name), name)))
     except ValueError:

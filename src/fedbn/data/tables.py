@@ -193,9 +193,7 @@ def target_columns(
     """The rows' numbers, or which of several labels each has, (rows, names)."""
     found = []
     for name in names:
-        cells = [cell.strip() for cell in table.column(name, "data.label")]
-        for row in table.gaps(name):
-            raise DataError(f"{table.where}, row {row}: no value in {name!r} (data.label)")
+        cells = table.whole(name, "data.label")
         if numbers:
             _check_cells(table, Column(name, None))
             found.append(np.array([float(cell) for cell in cells], dtype=np.float32))
@@ -221,12 +219,9 @@ def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[Any] | None
     name = _label_column(table, inputs)
     if name is None:
         return None
-    gaps = table.gaps(name)
-    if len(gaps) == len(table):
+    if len(table.gaps(name)) == len(table):
         return None
-    for row in gaps:
-        raise DataError(f"{table.where}, row {row}: no value in {name!r}, which others have")
-    cells = [cell.strip() for cell in table.columns[name]]
+    cells = table.whole(name, "data.label", ", which others have")
     return places(cells, inputs["classes"], f"{table.where}, column {name!r}")
 
 
@@ -305,9 +300,7 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
             y = torch.from_numpy(places(cells, classes, table.where))
         groups = None
         if group is not None:
-            same = np.array([cell.strip() for cell in table.column(group, "data.group")])
-            for row in table.gaps(group):
-                raise DataError(f"{table.where}, row {row}: no value in {group!r} (data.group)")
+            same = np.array(table.whole(group, "data.group"))
             groups = numbered_groups(same, len(table), f"{table.where}, column {group!r}")
         whole = Split(torch.from_numpy(x), y, groups=groups)
         draws = generator(options.split_seed, "test split", client=site)
