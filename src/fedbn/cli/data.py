@@ -96,7 +96,7 @@ def _found() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            **{key: value for key, value in asdict(info).items() if key != "benchmark"},
+            **{k: v for k, v in asdict(info).items() if k not in ("benchmark", "places")},
             "here": info.is_there() and info.is_installed(),
             "installed": info.is_installed(),
         }

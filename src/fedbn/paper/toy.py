@@ -28,6 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
 from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError, unknown
@@ -40,7 +41,6 @@ W_RANGE, GAMMA_RANGE = (0.001, 12.0), (0.001, 4.0)
 """The axes of the paper's second figure."""
 _POINTS = 10
 """Of the grid, in the width of the valley around an optimum."""
-_HALVINGS = 60
 _PIECE = 2_000_000
 """Cosines computed at a time."""
 
@@ -103,7 +103,7 @@ def surface(x: FloatArray, y: FloatArray, w: FloatArray, gamma: FloatArray) -> F
 
 
 def optimum(x: FloatArray, y: FloatArray, bounds: tuple[float, float] = W_RANGE) -> Model:
-    """Find the best w for the client's own γ: a grid over `w / γ`, then golden sections.
+    """Find the best w for the client's own γ: a grid over `w / γ`, then its valley alone.
 
     The ratio is looked for within `bounds`.
     """
@@ -112,7 +112,9 @@ def optimum(x: FloatArray, y: FloatArray, bounds: tuple[float, float] = W_RANGE)
     grid = np.linspace(*bounds, points)
     best = int(errors(x, y, grid).argmin())
     low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, points - 1)])
-    return Model(_refined(x, y, low, high) * gamma, gamma)
+    fine = {"method": "bounded", "options": {"xatol": 1e-12}}
+    found = minimize_scalar(lambda ratio: error(x, y, ratio), bounds=(low, high), **fine)
+    return Model(float(found.x) * gamma, gamma)
 
 
 def likeness(one: FloatArray, other: FloatArray) -> Likeness:
@@ -143,17 +145,6 @@ def expected_error(ratio: float, truth: float, scale: float, noise: float) -> fl
     squares = 1 + (math.exp(-2 * a * a) + math.exp(-2 * b * b)) / 2
     product = math.exp(-((a - b) ** 2) / 2) + math.exp(-((a + b) ** 2) / 2)
     return squares - product + noise**2
-
-
-def _refined(x: FloatArray, y: FloatArray, low: float, high: float) -> float:
-    golden = (math.sqrt(5) - 1) / 2
-    for _ in range(_HALVINGS):
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        if error(x, y, left) < error(x, y, right):
-            high = right
-        else:
-            low = left
-    return (low + high) / 2
 
 
 def _checked(values: FloatArray, what: str) -> FloatArray:

@@ -26,7 +26,7 @@ from fedbn.core.federation import AnySplit, Targets, all_targets
 from fedbn.core.metric import Metric
 from fedbn.core.task import CLASSIFICATION
 from fedbn.tasks.making import evaluated
-from fedbn.text import csv_text
+from fedbn.text import csv_text, plain
 from fedbn.trained.trained_run import Trained, predictions
 
 Floats = NDArray[np.float64]
@@ -119,23 +119,8 @@ class Matrix:
 
     def to_json(self) -> bytes:
         """Render all numbers as JSON; what is not defined is null."""
-        content = {
-            "clients": self.clients,
-            "domains": self.domains,
-            "classes": self.classes,
-            "samples": dict(self.samples),
-            "values": {
-                metric: {
-                    client: {domain: _plain(value) for domain, value in row.items()}
-                    for client, row in rows.items()
-                }
-                for metric, rows in self.values.items()
-            },
-            "confusion": {
-                client: {domain: counts.tolist() for domain, counts in row.items()}
-                for client, row in self.confusion.items()
-            },
-        }
+        names = ("clients", "domains", "classes", "samples", "values", "confusion")
+        content = plain({name: getattr(self, name) for name in names})
         return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
     def to_csv(self) -> bytes:
@@ -144,7 +129,7 @@ class Matrix:
         for metric, rows in self.values.items():
             for client, row in rows.items():
                 for domain, value in row.items():
-                    numbers = ["" if v is None else f"{v:.6g}" for v in _plain(value)]
+                    numbers = ["" if v is None else f"{v:.6g}" for v in plain(value)]
                     lines.append([metric, client, domain, str(self.samples[domain]), *numbers])
         return csv_text(lines).encode()
 
@@ -192,7 +177,3 @@ def outcomes_of(trained: Trained, client: str, split: AnySplit) -> Outcomes:
     groups = None if split.groups is None else split.groups.cpu().numpy()
     targets = all_targets(split).cpu().numpy()
     return Outcomes(said, targets, groups, evaluated(trained.plan.task))
-
-
-def _plain(value: Value) -> list[float | None]:
-    return [number if math.isfinite(number) else None for number in value]

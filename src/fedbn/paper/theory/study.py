@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,7 @@ from fedbn.paper.theory.kernels import (
     tangent_kernel,
 )
 from fedbn.paper.theory.network import Network, initial_network, personalise, random_clients
+from fedbn.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,22 +139,12 @@ class Study:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; a number that is not finite becomes None."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain
+        found: dict[str, Any] = plain(asdict(self))
+        return found
 
     def to_json(self) -> str:
         """The same as a JSON text."""
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def study(
