@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.baseline import Apart
-from benchmarks.commands import commands, engine, sharing
+from benchmarks.commands import commands, engine, peers, sharing
 from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
 from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.engine import cores
@@ -324,6 +324,7 @@ ROWS: dict[str, Callable[[float], list[Row]]] = {
     "commands": commands,
     "engine": engine,
     "folder": sharing,
+    "peers": peers,
 }
 
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from benchmarks.measuring import Row, interleaved, seconds
 from benchmarks.sites import CLASSES, FEATURES, ROUNDS, site, write_sites
 from benchmarks.vmap_round import VmapLoop
+from fedbn.core.engine import cores
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.models.networks import mlp
 
@@ -37,12 +38,15 @@ def fedbn(*words: object) -> None:
 
 
 @contextmanager
-def trained(clients: int, *more: object) -> Iterator[tuple[Row, Path]]:
+def trained(
+    clients: int, *more: object, methods: Sequence[str] = ("fedavg", "fedbn")
+) -> Iterator[tuple[Row, Path]]:
     """Time `fedbn run`; gives the row and the run folder while it is there."""
     with tempfile.TemporaryDirectory() as folder:
         data, run = write_sites(Path(folder) / "data", clients), Path(folder) / "run"
-        words = ["run", "--data", data, "--model", "mlp", "--method", "fedavg", "--method", "fedbn"]
-        words += ["--seed", 0, "--rounds", ROUNDS, "--out", run, *more]
+        words = ["run", "--data", data, "--model", "mlp", "--seed", 0, "--rounds", ROUNDS]
+        words += [word for method in methods for word in ("--method", method)]
+        words += ["--out", run, *more]
         row = Row(f"fedbn run, {clients:,} clients", "s")
         row.ours = [seconds(lambda: fedbn(*words))]
         yield row, run
@@ -61,7 +65,8 @@ def commands(peak: float) -> list[Row]:
         rows += [row, report, resume]
     with trained(1000) as (row, _):
         rows.append(row)
-    with trained(10_000, "--set", "training.participation=0.01", "--method", "fedbn") as (row, _):
+    part = ("--set", "training.participation=0.01")
+    with trained(10_000, *part, methods=["fedbn"]) as (row, _):
         row.name, row.note = "fedbn run, 10,000 clients, 1 %", "all scored at the end"
         rows.append(row)
     return rows
@@ -81,24 +86,88 @@ def engine(peak: float) -> list[Row]:
     )
     federation = Federation("vectors", clients, tuple("0123456789"))
     build = partial(mlp, CLASSES, (FEATURES,))
-    row = Row("MLP, 1,000 clients: eager vmap", "s a round", note="the peer in place of plain")
+    vmap, threads = VmapLoop(clients, build), {}
+    for count in (1, cores()):
+        torch.set_num_threads(count)
+        vmap.round()
+        threads[seconds(vmap.round)] = count
+    best = threads[min(threads)]
+
+    def peer() -> None:
+        torch.set_num_threads(best)
+        vmap.round()
+        torch.set_num_threads(1)
+
+    note = f"the peer in place of plain; threads: {best}"
+    row = Row("MLP, 1,000 clients: eager vmap", "s a round", note=note)
     with closing(Ours(federation, build, engine="batched")) as ours:
-        return [interleaved(row, VmapLoop(clients, build).round, ours.round, 9), *_jax(ours)]
+        return [interleaved(row, peer, ours.round, 9), *_jax(ours)]
 
 
 def _jax(ours: Ours) -> list[Row]:
     """The same beside JAX, by turns of three rounds, where an environment with it is named."""
+    row = Row("MLP, 1,000 clients: JAX", "s a round", note="jit, vmap over chunks of 50")
+    try:
+        threads = best_threads("jax_round.py")
+        for _ in range(3):
+            done = peer_process("jax_round.py", 1000, 3, threads)
+            row.plain += map(float, done.split())
+            row.ours += [seconds(ours.round) for _ in range(3)]
+    except PeerError as error:
+        row.note, row.ours = str(error), [seconds(ours.round)]
+    else:
+        row.note += f"; threads: {threads}"
+    return [row]
+
+
+class PeerError(Exception):
+    """Why there is no number of a peer."""
+
+
+def peers(peak: float) -> list[Row]:
+    """A whole run of FedBN, 1,000 clients, beside frameworks of others; from start to end."""
+    scripts = {"pfl-research": "pfl", "fluke": "fluke", "Flower's simulation": "flower"}
+    found = []
+    for name, script in scripts.items():
+        path = f"peers/{script}_run.py"
+        with trained(1000, methods=["fedbn"]) as (row, _):
+            row.name = f"1,000 clients, 20 rounds: {name}"
+        try:
+            threads = best_threads(path)
+            row.plain = [seconds(lambda p=path, t=threads: peer_process(p, 1000, ROUNDS, t))]
+            row.note = f"the peer in place of plain; threads: {threads}"
+        except subprocess.TimeoutExpired:
+            row.note = "the peer: over 10 min"
+        except PeerError as error:
+            row.note = str(error)
+        found.append(row)
+    return found
+
+
+def best_threads(script: str) -> int:
+    """How many threads a peer is fastest with, of one and of as many as there are cores."""
+    counts = (1, cores())
+    return min(counts, key=lambda n: seconds(lambda: peer_process(script, 100, 2, n)))
+
+
+def peer_process(script: str, clients: int, rounds: int, threads: int) -> str:
+    """Run a peer in the environment that `FEDBN_PEERS` names, ten minutes at most.
+
+    Raises:
+        PeerError: There is none, or the peer is not installed or failed.
+    """
     python = os.environ.get("FEDBN_PEERS")
     if not python:
-        print("no row for JAX: FEDBN_PEERS names no Python that has it")
-        return []
-    row = Row("MLP, 1,000 clients: JAX", "s a round", note="jit, vmap over chunks of 50")
-    for _ in range(3):
-        command = [python, str(Path(__file__).with_name("jax_round.py")), "1000", "3"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-        row.plain += map(float, done.stdout.split())
-        row.ours += [seconds(ours.round) for _ in range(3)]
-    return [row]
+        raise PeerError("not measured: FEDBN_PEERS names no Python that has the peer")
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "NPROC"), str(threads))
+    command = [python, str(Path(__file__).parent / script), str(clients), str(rounds)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env={**os.environ, **quiet, **limits}
+    )
+    if done.returncode:
+        raise PeerError(f"not measured: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
 
 
 def sharing(peak: float) -> list[Row]:
