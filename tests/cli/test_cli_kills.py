@@ -105,7 +105,7 @@ def test_one_signal_saves_the_round(
 def test_two_signals_stop_at_once(
     home: Path, sites: Path, processes: Processes, uninterrupted: dict[str, bytes]
 ) -> None:
-    asked = ("run", "--data", sites, *ASKED, "--workers", 1, "--out", "run")
+    asked = ("run", "--data", sites, *ASKED, *AUTO, "--workers", 1, "--out", "run")
     process = processes.start(*asked, cwd=home)
     until(waiting(home, 1), process)
     process.send_signal(signal.SIGINT)
@@ -114,7 +114,7 @@ def test_two_signals_stop_at_once(
     assert process.wait(60) == 130  # though the gate is shut
     assert "stopped at once; saved rounds are there" in (home / "stderr").read_text()
     assert newest(home / "run", "fedavg").name == "round-000001"
-    assert resumed(home) == uninterrupted
+    assert results(resumed(home)) == results(uninterrupted)
 
 
 def test_a_signal_while_the_picture_is_drawn_is_heard_at_once(

@@ -245,7 +245,7 @@ def test_a_file_with_flags_over_it_and_settings_over_those(sites: Path, tmp_path
 def test_ls(tmp_path: Path) -> None:
     answer = call("ls")
     assert (answer.code, answer.err) == (0, "")
-    for name in ("methods:", "fedbn", "silobn", "prox", "models:", "digit_cnn", "digits_mini"):
+    for name in ("methods ", "fedbn", "silobn", "prox", "models ", "digit_cnn", "digits_mini"):
         assert name in answer.out
     found = json.loads(call("ls", "--json").out)
     assert set(found["methods"]) == set(registry.names(fedbn.methods))

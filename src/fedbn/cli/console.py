@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -135,8 +137,12 @@ def results_apart() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a remark on stderr, on one line."""
-    print(shown(text), file=sys.stderr, flush=True)
+    """Print a remark on stderr: on one line, or wrapped between words where a person looks."""
+    line = shown(text)
+    if sys.stderr.isatty():
+        wide = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, wide, break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr, flush=True)
 
 
 def emit(text: str = "", end: str = "\n") -> None:

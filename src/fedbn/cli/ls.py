@@ -7,7 +7,7 @@ import json as codec
 
 from fedbn import registry
 from fedbn.cli import console
-from fedbn.cli.console import Json, emit
+from fedbn.cli.console import Json, emit, print_table, print_text
 from fedbn.experiments.configuration import experiments
 
 app = console.commands()
@@ -27,11 +27,10 @@ def ls(json: Json = False) -> None:
         emit(codec.dumps(found, indent=2))
         return
     for kind, names in found.items():
-        emit(f"{kind}:")
-        for name, text in names.items():
-            emit(f"  {name:18} {text}")
-    emit(
-        "\nMethods add up too: fedbn+scaffold. Your own method, model or data set: module:callable"
+        print_table((kind, ""), names.items())
+        emit()
+    print_text(
+        "Methods add up: fedbn+scaffold. Your own method, model or data set: module:callable"
     )
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Protocol
 
 from fedbn.cli.console import say
+from fedbn.errors import Interrupted
 from fedbn.experiments.jobs import Event, Key
 from fedbn.results.aggregate import LOSS_SEEN, of_round, scores_of_round
 
@@ -162,7 +163,8 @@ class Stopper:
     """Answers whether a stop was asked for; installs the signal handlers while it is open."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._signals = 0
+        self._saves = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Stopper:
@@ -176,15 +178,29 @@ class Stopper:
 
     def __call__(self) -> bool:
         """Tell whether a stop was asked for."""
-        return self._asked
+        return self._signals > 0
+
+    def follow(self, event: Event) -> None:
+        """Listen to a run of this process: a second signal saves its last finished round."""
+        self._saves |= event.kind == "begin"
+        if event.kind == "stopped" and self._signals > 1:
+            _leave()  # not by the end of the threads, whose clients may train for long
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            _write(_SHOW_CURSOR if sys.stderr.isatty() else "")
-            _write("fedbn: stopped at once; saved rounds are there\n")
-            _exit(130)
-        self._asked = True
-        _write("fedbn: stopping after this round (once more to stop at once) ...\n")
+        self._signals += 1
+        if self._signals == 1:
+            _write("fedbn: stopping after this round (once more to stop at once) ...\n")
+        elif self._signals == 2 and self._saves:
+            _write("fedbn: saving the last finished round (once more to leave it) ...\n")
+            raise KeyboardInterrupt
+        else:
+            _leave()
+
+
+def _leave() -> None:
+    _write(_SHOW_CURSOR if sys.stderr.isatty() else "")
+    _write("fedbn: stopped at once; saved rounds are there\n")
+    _exit(Interrupted.exit_code)
 
 
 def _write(text: str) -> None:

@@ -145,7 +145,7 @@ def train(
     tracking = Tracking(trackers, folder, progress)
     try:
         said = partial(_say_what_a_kill_costs, experiment, progress)
-        planner, listener = Planner(), to_all(progress, said, tracking)
+        planner, listener = Planner(), to_all(progress, said, tracking, stop.follow)
         with own_process():
             todo = prepare(experiment, planner)
             flags: dict[str, Any] = {"workers": workers, "stop": stop, "grows": grows}
@@ -196,7 +196,8 @@ def show(folder: RunFolder, showing: Showing) -> None:
     else:
         _print(summary, showing)
     seeds = ", ".join(map(str, summary.seeds))
-    print(f"\nseeds {seeds}; run folder {folder.path}; curves {folder.curves}", file=sys.stderr)
+    print(file=sys.stderr)
+    say(f"seeds {seeds}; run folder {folder.path}; curves {folder.curves}")
 
 
 def _print(summary: Summary, showing: Showing) -> None:

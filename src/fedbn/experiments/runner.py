@@ -179,15 +179,15 @@ class Writer:
     def save(self) -> None:
         """Put the last finished round on disk, and the best one, where they are not there yet."""
         with self._lock:
-            unsaved, self._unsaved = self._unsaved, {}
-            if not unsaved:
+            if not self._unsaved:
                 return
             with self._pace.writing():
                 metrics.append(self._metrics, b"")  # numbers before the state
-                for state, facts in unsaved.values():
+                for state, facts in self._unsaved.values():
                     checkpoints.save(
                         self._place, state, facts, best=self._best_round, start=self._start
                     )
+            self._unsaved = {}  # not before: a signal may end the writing
 
     def resume(self, engine: Engine) -> tuple[RunState, list[str]]:
         """Find the state to go on from, and what was damaged of newer ones."""
