@@ -111,7 +111,7 @@ def test_what_cannot_be_repeated_is_saved_every_round(tmp_path: Path) -> None:
 def scored(state: RunState, accuracy: float) -> Event:
     """A round of which all that counts is one validation accuracy."""
     plan = replace(PLAN, training=replace(PLAN.training, rounds=100))
-    number = record(plan, state.round, "a", "d", "valid", "accuracy", accuracy)
+    number = record(plan, state.round, plan.federation.clients[0], "valid", "accuracy", accuracy)
     gave = Round(state, [number])
     return Event("round", KEY, state.round, 100, records=[vars(number)], gave=gave)
 

@@ -30,6 +30,7 @@ from fedbn.core.rounds import (
     RunState,
     failure,
     initial_state,
+    record,
     round_records,
     run_round,
     train_client,
@@ -41,7 +42,6 @@ from fedbn.core.scoring import (
     put_together,
     score_pieces,
     untrained_notes,
-    untrained_record,
 )
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
@@ -357,7 +357,7 @@ class EmbeddedEngine:
         state = replace(state, untrained={**state.untrained, **packs})
         able = [c for c in clients if c.name not in found or c.name in packs]
         scores, unscored = self._crew.score(able, state)
-        said = [untrained_record(self.plan, state.round, c.name, c.domain) for c in waiting]
+        said = [record(self.plan, state.round, c, "train", "untrained", 1.0) for c in waiting]
         return state, said + scores, failed + unscored
 
 

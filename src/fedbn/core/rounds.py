@@ -7,9 +7,9 @@ steps), which updates count, and the numbers that a round gives.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -313,24 +313,18 @@ class Record:
 
 def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
     """The numbers that a round gives at no extra pass: training losses, and who was refused."""
-    found = []
-    refused = {refusal.client for refusal in report.refusals}
-    for client in plan.federation.clients:
-        if client.name in report.losses:
-            value = report.losses[client.name]
-            found.append(
-                record(plan, round, client.name, client.domain, "train", "training_loss", value)
-            )
-        elif client.name in refused:
-            found.append(record(plan, round, client.name, client.domain, "train", "refused", 1.0))
-    return found
+    refused = dict.fromkeys((refusal.client for refusal in report.refusals), 1.0)
+    return [
+        record(plan, round, client, "train", metric, values[client.name])
+        for client in plan.federation.clients
+        for metric, values in (("training_loss", report.losses), ("refused", refused))
+        if client.name in values
+    ]
 
 
 def record(
-    plan: Plan, round: int, client: str, domain: str, split: str, metric: str, value: float
+    plan: Plan, round: int, client: Client, split: str, metric: str, value: float, domain: str = ""
 ) -> Record:
-    """Make a record; a value that is not finite is kept as null."""
-    number = value if math.isfinite(value) else None
-    return Record(
-        plan.method.name, plan.setting, plan.seed, round, client, domain, split, metric, number
-    )
+    """Make a record, of the client's own domain unless said; a value not finite is null."""
+    job, number = (plan.method.name, plan.setting, plan.seed), value if isfinite(value) else None
+    return Record(*job, round, client.name, domain or client.domain, split, metric, number)

@@ -31,6 +31,15 @@ class Score:
     loss: float
     metrics: Mapping[str, float]
 
+    def records(
+        self, plan: Plan, round: int, client: Client, split: str, domain: str
+    ) -> list[Record]:
+        """Make a record of each number."""
+        return [
+            record(plan, round, client, split, metric, value, domain)
+            for metric, value in {"loss": self.loss, **self.metrics}.items()
+        ]
+
 
 PartScore = tuple[float, Tensor, Tensor]
 """The sum of losses, what was kept of outputs, and the targets."""
@@ -121,11 +130,6 @@ def measured(replica: Replica, client: Client, state: RunState) -> Pack:
     return replica.local.clone()
 
 
-def untrained_record(plan: Plan, round: int, client: str, domain: str) -> Record:
-    """Record that a client's scores of a round are those of a client that has not trained yet."""
-    return record(plan, round, client, domain, "train", "untrained", 1.0)
-
-
 def untrained_notes(plan: Plan, round: int, names: Sequence[str]) -> list[str]:
     """Say how many clients have not trained yet: when they are scored first, and at the end."""
     rounds = plan.training.rounds
@@ -181,7 +185,7 @@ def put_together(
     records, left = [], iter(every)
     for name, domain, data in splits_of(client, plan.score_train):
         score = scored(plan.task, data, [next(left) for _ in parts(data)])
-        records += score_records(plan, round, client, name, domain, score)
+        records += score.records(plan, round, client, name, domain)
     return records
 
 
@@ -191,13 +195,3 @@ def score_client(
     """Score a client's joined model on its train, validation and test data."""
     found = score_pieces(plan, replica, client, pieces_of(client, plan.score_train), state)
     return put_together(plan, client, [found], state.round)
-
-
-def score_records(
-    plan: Plan, round: int, client: Client, split: str, domain: str, score: Score
-) -> list[Record]:
-    """Turn a score into records, one a metric."""
-    return [
-        record(plan, round, client.name, domain, split, metric, value)
-        for metric, value in {"loss": score.loss, **score.metrics}.items()
-    ]

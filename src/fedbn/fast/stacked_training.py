@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice, zip_longest
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,11 +32,12 @@ from fedbn.core.rounds import (
     surely_near,
     train_client,
 )
-from fedbn.core.scoring import Score, score_client, score_records, scored, splits_of
+from fedbn.core.scoring import Score, score_client, scored, splits_of
 from fedbn.core.task import CLASSIFICATION, Task
 from fedbn.fast.stacked_models import Stack, unbound, unstackable
 
 log = logging.getLogger("fedbn")
+T = TypeVar("T")
 
 # A stack holds at most so many numbers of a batch, parameters and clients: wide inputs
 # are bound by memory and gain nothing from large stacks, narrow ones by the number of calls.
@@ -305,7 +307,7 @@ def score_stack(
         for row, (one, score) in enumerate(zip(at, scores, strict=True)):
             if one is not None and score is not None:
                 split, domain, _ = one
-                found[row] += score_records(plan, state.round, clients[row], split, domain, score)
+                found[row] += score.records(plan, state.round, clients[row], split, domain)
     return [record for records in found for record in records]
 
 
@@ -350,51 +352,48 @@ class Stacks:
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         """Train these clients for one round."""
-        for outcomes in self._pool.ordered(
-            lambda stack, some: self._train(stack, some, state), self._cut(clients)
-        ):
-            yield from outcomes
+        return self._each(
+            clients,
+            lambda replica, one: train_client(self._plan, replica, one, state),
+            lambda stack, some: train_stack(self._plan, stack, some, state, self._samples),
+        )
 
     def score(
         self, clients: Sequence[Client], state: RunState
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
-        found = self._pool.ordered(
-            lambda stack, some: self._score(stack, some, state), self._cut(clients)
+        scores: Iterator[list[Record] | Refusal] = self._each(
+            clients,
+            lambda replica, one: score_client(self._plan, replica, one, state),
+            lambda stack, some: [score_stack(self._plan, stack, some, state)],
         )
-        return told_apart(scores for several in found for scores in several)
+        return told_apart(scores)
 
     def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Refusal]:
         """Give clients that have not trained the local part they are scored with."""
-
-        def work(_: Stack, some: Sequence[Client]) -> list[Pack | Refusal]:
-            replica = Replica(self._plan.initial_model, self._plan.method)
-            return [measured_or_refused(replica, client, state) for client in some]
-
-        for several in self._pool.ordered(work, self._cut(clients)):
-            yield from several
+        return self._each(clients, lambda rep, one: measured_or_refused(rep, one, state))
 
     def close(self) -> None:
         """End the threads."""
         self._pool.__exit__()
 
-    def _cut(self, clients: Sequence[Client]) -> list[Sequence[Client]]:
-        return [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
+    def _each(
+        self,
+        clients: Sequence[Client],
+        alone: Callable[[Replica, Client], T],
+        together: Callable[[Stack, Sequence[Client]], Sequence[T]] | None = None,
+    ) -> Iterator[T]:
+        """Do something with clients, in stacks where that works, otherwise one by one."""
 
-    def _train(self, stack: Stack, clients: Sequence[Client], state: RunState) -> list[Outcome]:
-        try:
-            return train_stack(self._plan, stack, clients, state, self._samples)
-        except Exception:
-            log.debug("a stack failed; its clients train one by one", exc_info=True)
+        def work(stack: Stack, some: Sequence[Client]) -> Sequence[T]:
+            try:
+                if together is not None:
+                    return together(stack, some)
+            except Exception:
+                log.debug("a stack failed; its clients follow one by one", exc_info=True)
             replica = Replica(self._plan.initial_model, self._plan.method)
-            return [train_client(self._plan, replica, client, state) for client in clients]
+            return [alone(replica, client) for client in some]
 
-    def _score(
-        self, stack: Stack, clients: Sequence[Client], state: RunState
-    ) -> list[list[Record] | Refusal]:
-        try:
-            return [score_stack(self._plan, stack, clients, state)]
-        except Exception:
-            log.debug("a stack failed; its clients are scored one by one", exc_info=True)
-            replica = Replica(self._plan.initial_model, self._plan.method)
-            return [score_client(self._plan, replica, client, state) for client in clients]
+        cut = [clients[i : i + self._size] for i in range(0, len(clients), self._size)]
+        for several in self._pool.ordered(work, cut):
+            yield from several

@@ -31,7 +31,7 @@ from fedbn.core.rounds import (
     round_records,
     run_round,
 )
-from fedbn.core.scoring import untrained_notes, untrained_record
+from fedbn.core.scoring import untrained_notes
 from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.errors import FedbnError
 from fedbn.experiments.jobs import Job
@@ -307,11 +307,11 @@ class FlowerEngine:
 
     def _add_scores(self, name: str, answer: Answer, round: int) -> None:
         plan = self.plan
+        key = (plan.method.name, plan.setting, plan.seed, round, name)
         if answer.scores and plan.local_statistics and name not in self._known.since:
             domain = self.members[name].domain
-            self._scores.append(untrained_record(plan, round, name, domain))
+            self._scores.append(Record(*key, domain, "train", "untrained", 1.0))
         for score in answer.scores:
-            key = (plan.method.name, plan.setting, plan.seed, round, name)
             self._scores.append(Record(*key, score.domain, score.split, score.metric, score.value))
 
     def _tell_untrained(self, round: int) -> None:
