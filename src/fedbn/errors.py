@@ -19,7 +19,8 @@ A message is one line: what is wrong, where, and the legal values.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from fedbn.text import one_line
 
@@ -108,6 +109,24 @@ def reason(error: BaseException) -> str:
         'ValueError: odd number'
     """
     return f"{type(error).__name__}: {one_line(error)}"
+
+
+@contextmanager
+def blamed(kind: type[FedbnError], what: str) -> Iterator[None]:
+    """Let what somebody else's code raises be an error of ours that says what failed.
+
+    Examples:
+        >>> with blamed(DataError, "data mine"):
+        ...     [][0]
+        Traceback (most recent call last):
+        fedbn.errors.DataError: data mine: IndexError: list index out of range
+    """
+    try:
+        yield
+    except FedbnError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {reason(error)}") from error
 
 
 def unknown(what: str, given: str, legal: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from fedbn.core.method import Method
 from fedbn.core.randomness import seeded
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Entry, Kind, State, entries, unwrap
-from fedbn.errors import ConfigError, FedbnError, reason
+from fedbn.errors import ConfigError, blamed
 
 _FIRST = ("fedavg", "silobn", "fedbn")  # of methods that keep the same, the one that is named
 
@@ -176,12 +176,8 @@ def _fill(model: nn.Module, values: State) -> None:
 
 
 def _called(word: str, function: Callable[..., Any], *given: Any) -> Any:
-    try:
+    with blamed(ConfigError, f"audit: {word} failed"):
         return function(*given)
-    except FedbnError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"audit: {word} failed: {reason(error)}") from error
 
 
 def _arrays(sent: Any) -> list[Tensor]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedbn.errors import ConfigError, FedbnError, Untrusted, reason, unknown
+from fedbn.errors import ConfigError, Untrusted, blamed, unknown
 
 _trusted: set[str] = set()
 _last_on_path: list[str] = []
@@ -205,16 +205,13 @@ def _check_trust(module: str, name: str, held: Held) -> None:
 def _imported(path: str, what: str, held: Held | None) -> ModuleType:
     here = [str(Path.cwd())]
     _look_in([str(held.directory()), *here] if held else here)
-    try:
-        return importlib.import_module(path)
-    except FedbnError:
-        raise
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{what}: no module {error.name!r} in the current directory or PYTHONPATH"
-        ) from error
-    except Exception as error:
-        raise ConfigError(f"{what}: importing {path} failed: {reason(error)}") from error
+    with blamed(ConfigError, f"{what}: importing {path} failed"):
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{what}: no module {error.name!r} in the current directory or PYTHONPATH"
+            ) from error
 
 
 def _look_in(places: Iterable[str]) -> None:

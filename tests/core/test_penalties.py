@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedbn.core.method import DirectPenalty, Penalty, Proximal, proximal
+from fedbn.core.method import Penalty, Proximal, proximal
 from fedbn.errors import ConfigError
 
 
@@ -42,7 +42,6 @@ def test_an_unused_parameter_is_left_alone():
 def test_mu_is_a_hundredth_unless_said():
     assert proximal() == Proximal(0.01)
     assert proximal(1).label == "prox(1)"
-    assert isinstance(proximal(), DirectPenalty)
     assert isinstance(proximal(), Penalty)
 
 

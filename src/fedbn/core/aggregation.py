@@ -101,7 +101,18 @@ class Sorted:
             return like
         # 0.29 of 100 updates is 28.999999999999996 in floats, and means 29.
         cut = min(int(self.fraction * len(packs) + 1e-9), (len(packs) - 1) // 2)
-        return _by_group(packs, like, lambda rows: _middle(rows, cut))
+        vectors = {group: torch.zeros_like(vector) for group, vector in like.vectors.items()}
+        for group, out in vectors.items():
+            wide = torch.promote_types(group.dtype, torch.float32)
+            for begin in range(0, len(out), _CHUNK):
+                part = slice(begin, begin + _CHUNK)
+                rows = torch.stack([pack.vectors[group][part] for pack in packs])
+                if group.integer:
+                    out[part] = rows.amax(dim=0)
+                else:
+                    kept = rows.sort(dim=0).values[cut : len(rows) - cut]
+                    out[part] = kept.mean(dim=0, dtype=wide)
+        return Pack(like.layout, vectors)
 
 
 @dataclass(frozen=True)
@@ -172,22 +183,6 @@ def _count(f: int | None) -> int | None:
     if f is not None and (not isinstance(f, int) or f < 0):
         raise ConfigError(f"f = {f!r} of Krum: legal are whole numbers >= 0")
     return f
-
-
-def _by_group(packs: list[Pack], like: Pack, rule: Callable[[Tensor], Tensor]) -> Pack:
-    vectors = {}
-    for group, empty in like.vectors.items():
-        out = torch.zeros_like(empty)
-        for begin in range(0, len(out), _CHUNK):
-            rows = torch.stack([p.vectors[group][begin : begin + _CHUNK] for p in packs])
-            out[begin : begin + _CHUNK] = rows.amax(dim=0) if group.integer else rule(rows)
-        vectors[group] = out
-    return Pack(like.layout, vectors)
-
-
-def _middle(rows: Tensor, cut: int) -> Tensor:
-    kept = rows.sort(dim=0).values[cut : len(rows) - cut]
-    return kept.mean(dim=0, dtype=torch.promote_types(rows.dtype, torch.float32)).to(rows.dtype)
 
 
 def _distances(packs: list[Pack]) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedbn.core.federation import AnySplit, Split
 from fedbn.core.state import is_batchnorm
-from fedbn.errors import DataError, FedbnError, ModelError, reason
+from fedbn.errors import DataError, ModelError, blamed
 
 CHUNK = 256
 _DISORDER = (
@@ -149,13 +149,10 @@ def _pass(model: nn.Module, data: AnySplit, chunk: int, sweep: _Sweep) -> bool:
     for x, _ in data.stream(parts):
         sweep.begin()
         try:
-            model(x)
+            with blamed(ModelError, "the model fails"):
+                model(x)
         except _Reached:
             stopped += 1
-        except FedbnError:
-            raise
-        except Exception as error:
-            raise ModelError(f"the model fails: {reason(error)}") from error
     if stopped not in (0, len(parts)):
         raise ModelError(
             "a BatchNorm layer is called for some samples only, so its statistics depend on how "

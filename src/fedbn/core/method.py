@@ -50,14 +50,6 @@ class Penalty(Protocol):
         """The term itself; differentiable in `current`."""
 
 
-@runtime_checkable
-class DirectPenalty(Penalty, Protocol):
-    """A penalty that can add its gradient without building a graph."""
-
-    def add_gradient(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> None:
-        """Add the term's gradient to `.grad` of each tensor in `current`."""
-
-
 @dataclass(frozen=True)
 class PenaltyRule(Rule):
     """The rule that only adds a penalty to the loss."""
@@ -70,11 +62,9 @@ class PenaltyRule(Rule):
         return self.penalty.label
 
     def round(self, client: ClientRound, train: LocalTraining) -> Trained:
-        """Train with the term, or its gradient where the penalty can give it."""
-        penalty, current, anchor = self.penalty, client.trained, client.anchor
-        if isinstance(penalty, DirectPenalty):
-            return train(change=partial(penalty.add_gradient, current, anchor))
-        return train(term=lambda *_: penalty.value(current, anchor))
+        """Train with the term."""
+        current, anchor = client.trained, client.anchor
+        return train(term=lambda *_: self.penalty.value(current, anchor))
 
 
 @dataclass(frozen=True)
@@ -107,8 +97,8 @@ class Proximal(Rule):
                     weight.grad.add_(weight, alpha=self.mu).sub_(received, alpha=self.mu)
 
     def round(self, client: ClientRound, train: LocalTraining) -> Trained:
-        """Train towards what was received."""
-        return PenaltyRule(self).round(client, train)
+        """Train towards what was received; the term's gradient needs no graph."""
+        return train(change=partial(self.add_gradient, client.trained, client.anchor))
 
 
 def proximal(mu: float = 0.01) -> Proximal:

@@ -23,7 +23,7 @@ from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Kind, entries, is_batchnorm, unwrap
 from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained
-from fedbn.errors import ConfigError, FedbnError, ModelError, reason
+from fedbn.errors import ConfigError, ModelError, blamed, reason
 
 
 @dataclass(frozen=True)
@@ -446,12 +446,5 @@ def _check_output(model: nn.Module, federation: Federation) -> Tensor:
 
 def forward(model: nn.Module, x: Tensor) -> Any:
     """Call a model; what it raises becomes one line."""
-    try:
-        with contained():
-            return model(x)
-    except FedbnError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"the model fails on inputs of shape {tuple(x.shape)}: {reason(error)}"
-        ) from error
+    with blamed(ModelError, f"the model fails on inputs of shape {tuple(x.shape)}"), contained():
+        return model(x)

@@ -147,13 +147,12 @@ def divided(split: AnySplit, share: float, draws: torch.Generator) -> tuple[Tens
 
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """Hold a stratified share of training data out at every client that brought none."""
-    return replace(federation, clients=tuple(_held_out(c, share, seed) for c in federation.clients))
 
+    def held_out(client: Client) -> Client:
+        draws = generator(seed, "validation", client=client.name)
+        rest, held = divided(client.train, share, draws)
+        valid = client.train.take(held).plain()
+        return replace(client, train=client.train.take(rest), valid=valid)
 
-def _held_out(client: Client, share: float, seed: int) -> Client:
-    if client.valid is not None:
-        return client
-    draws = generator(seed, "validation", client=client.name)
-    rest, held = divided(client.train, share, draws)
-    valid = client.train.take(held).plain()
-    return replace(client, train=client.train.take(rest), valid=valid)
+    clients = (held_out(c) if c.valid is None else c for c in federation.clients)
+    return replace(federation, clients=tuple(clients))

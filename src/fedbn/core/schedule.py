@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from fedbn.errors import ConfigError, reason, unknown
+from fedbn.errors import ConfigError, blamed, unknown
 
 _REFUSED = {
     "ReduceLROnPlateau": "looks at scores, and a schedule must be known from the round alone",
@@ -67,15 +67,13 @@ def rates(name: str, args: Mapping[str, Any], lr: float, rounds: int) -> tuple[f
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     found = []
-    try:
+    with blamed(ConfigError, f"training.schedule_args: {name}"):  # values torch did not think of
         scheduler = legal[name](optimizer, **{**own, **args})
         for done in range(rounds):
             if done:
                 optimizer.step()
                 scheduler.step()
             found.append(float(optimizer.param_groups[0]["lr"]))
-    except Exception as error:  # of values that torch did not think of
-        raise ConfigError(f"training.schedule_args: {name}: {reason(error)}") from error
     for round, rate in enumerate(found, start=1):
         if not 0 <= rate < math.inf:
             raise ConfigError(f"training.schedule: {name} gives lr {rate:g} in round {round}")

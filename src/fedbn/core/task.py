@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedbn.core.federation import Targets, targets_of
 from fedbn.core.metric import ACCURACY, Metric
-from fedbn.errors import ConfigError, reason
+from fedbn.errors import ConfigError, blamed, reason
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _LONGEST = 50  # signs of a metric's name
@@ -70,13 +70,8 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
     """Compute a metric of a whole split; what a user's own raises becomes one line."""
     assert metric.value is not None
     weights = torch.ones(1, len(outputs), dtype=torch.float64).numpy()
-    try:
-        found = metric.value(outputs.cpu().numpy(), targets.cpu().numpy(), weights)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"metric {metric.name} fails: {reason(error)}") from error
-    return float(found[0])
+    with blamed(ConfigError, f"metric {metric.name} fails"):
+        return float(metric.value(outputs.cpu().numpy(), targets.cpu().numpy(), weights)[0])
 
 
 def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:

@@ -17,12 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from os import _exit
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TextIO
 
 from fedbn import registry
 from fedbn.core.user_code import held_exits
@@ -37,38 +35,26 @@ STOP = "stop"
 log = logging.getLogger("fedbn")
 
 
-class Orders:
-    """What the parent says, read in a thread of its own.
+def hear_orders(stopping: threading.Event, save: Callable[[], None]) -> SimpleQueue[Key]:
+    """Read what the parent says in a thread of its own; gives the jobs that it names.
 
-    Args:
-        source: Where it says it.
-        stopping: Set where it asks for a stop.
-        save: Called where it is gone, or wants an end at once.
+    Where it is gone, or wants an end at once, the last rounds are saved and the process ends.
     """
+    jobs: SimpleQueue[Key] = SimpleQueue()
 
-    def __init__(self, source: TextIO, stopping: threading.Event, save: Callable[[], None]):
-        self.jobs: SimpleQueue[Key] = SimpleQueue()
-        self._source, self._stopping, self._save = source, stopping, save
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self._source:
+    def read() -> None:
+        for line in sys.stdin:
             if line.strip() == STOP:
-                self._stopping.set()
+                stopping.set()
             else:
                 method, setting, seed = json.loads(line)
-                self.jobs.put((method, setting, seed))
+                jobs.put((method, setting, seed))
         with suppress(Exception):  # the disk may be full, and nobody hears it
-            self._save()
+            save()
         _exit(1)
 
-
-@dataclass(frozen=True)
-class Places:
-    """How many worker processes there are, and the cores of each."""
-
-    count: int
-    cores: int = 1
+    threading.Thread(target=read, daemon=True).start()
+    return jobs
 
 
 def affordable(count: int) -> int:
@@ -107,11 +93,11 @@ def main(path: str, threads: int, trust: Sequence[str]) -> None:
 
     maker = partial(embedded_job, planner=Planner(), workers=threads)
     run = Run(folder, maker, tell, stopping.is_set)
-    orders = Orders(sys.stdin, stopping, run.save)
+    orders = hear_orders(stopping, run.save)
     while True:
-        key = orders.jobs.get()
+        key = orders.get()
         try:
-            known = known or _jobs(folder)
+            known = known or {job.key: job for job in jobs(held_experiment(folder))}
             with own_process():
                 execute(known[key], run)
         except BaseException as error:
@@ -126,10 +112,6 @@ def own_process() -> Iterator[None]:
     keep_freed_memory()
     with held_exits():
         yield
-
-
-def _jobs(folder: RunFolder) -> dict[Key, Job]:
-    return {job.key: job for job in jobs(held_experiment(folder))}
 
 
 def _failure(key: Key, error: BaseException) -> Event:
@@ -168,11 +150,7 @@ class Worker:
     def give(self, job: Job) -> None:
         """Hand over a job."""
         self.job = job
-        self._say(json.dumps(job.key))
-
-    def ask_to_stop(self) -> None:
-        """Ask for an end after the round in hand."""
-        self._say(STOP)
+        self.say(json.dumps(job.key))
 
     def end(self) -> None:
         """End the process, which puts its last finished round on disk, whatever else it does."""
@@ -191,7 +169,8 @@ class Worker:
         """Wait for a process that closed its output, and give its exit status."""
         return self._process.wait()
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Tell the process something, if it still hears."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + "\n")
@@ -210,62 +189,50 @@ def run_side_by_side(
     jobs: Sequence[Job],
     folder: RunFolder,
     listener: Listener,
-    places: Places,
+    processes: Sequence[int],
     stop: Callable[[], bool],
 ) -> None:
-    """Run jobs on worker processes; the first failure ends them all.
+    """Run jobs on worker processes of so many cores each; the first failure ends them all.
 
     Raises:
         FedbnError: What a job failed with, or that a worker process died.
         Interrupted: The stop was asked for; every worker has saved its round.
     """
     inbox: SimpleQueue[tuple[Worker, Event | None]] = SimpleQueue()
-    workers = [Worker(folder, places.cores, inbox) for _ in range(places.count)]
-    waiting = list(jobs)
+    workers = [Worker(folder, cores, inbox) for cores in processes]
+    waiting, stopping, stopped = list(jobs), False, ""
     try:
         for worker in workers:
             worker.give(waiting.pop(0))
-        _serve(workers, waiting, inbox, listener, stop)
+        while any(worker.job for worker in workers):
+            if stop() and not stopping:
+                stopping = True
+                for each in workers:
+                    each.say(STOP)  # after the round in hand
+            try:
+                worker, event = inbox.get(timeout=_LOOK_SECONDS)
+            except Empty:
+                continue
+            if event is None:
+                if worker.job is None:
+                    continue
+                raise FedbnError(
+                    f"the worker process of {' '.join(map(str, worker.job.key))} died "
+                    f"(exit status {worker.status()}); saved rounds are there"
+                )
+            if event.kind == "failed":
+                if event.exit_code != Interrupted.exit_code:
+                    raise _error(event)
+                stopped, worker.job = event.text, None
+            else:
+                listener(event)
+            if event.kind == "done":
+                worker.job = None
+                if waiting and not stopping and not stop():
+                    worker.give(waiting.pop(0))
     finally:
         for worker in workers:
             worker.end()
-
-
-def _serve(
-    workers: Sequence[Worker],
-    waiting: list[Job],
-    inbox: SimpleQueue[tuple[Worker, Event | None]],
-    listener: Listener,
-    stop: Callable[[], bool],
-) -> None:
-    stopping = False
-    stopped = ""
-    while any(worker.job for worker in workers):
-        if stop() and not stopping:
-            stopping = True
-            for each in workers:
-                each.ask_to_stop()
-        try:
-            worker, event = inbox.get(timeout=_LOOK_SECONDS)
-        except Empty:
-            continue
-        if event is None:
-            if worker.job is None:
-                continue
-            raise FedbnError(
-                f"the worker process of {' '.join(map(str, worker.job.key))} died "
-                f"(exit status {worker.status()}); saved rounds are there"
-            )
-        if event.kind == "failed":
-            if event.exit_code != Interrupted.exit_code:
-                raise _error(event)
-            stopped, worker.job = event.text, None
-        else:
-            listener(event)
-        if event.kind == "done":
-            worker.job = None
-            if waiting and not stopping and not stop():
-                worker.give(waiting.pop(0))
     if stopped or waiting:
         raise Interrupted(stopped or "stopped between two jobs")
 

@@ -28,7 +28,7 @@ from fedbn.experiments.environment import embedded_facts, environment_of, same_r
 from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
 from fedbn.experiments.merging import forget_ends
 from fedbn.experiments.planner import Planner, device_of, resolved, training_of
-from fedbn.experiments.process_pool import Places, affordable, run_side_by_side
+from fedbn.experiments.process_pool import affordable, run_side_by_side
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import (
@@ -481,7 +481,7 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
         what = "one core" if each == 1 else f"{each} cores"
         text = f"{len(left)} runs, {beside} side by side, {what} each"
         tell(Event("note", left[0].key, text=text, whole=True))
-        run_side_by_side(left, run.folder, tell, Places(beside, each), run.stop)
+        run_side_by_side(left, run.folder, tell, [each] * beside, run.stop)
     else:
         for job in left:
             if run.stop():

@@ -25,7 +25,7 @@ from fedbn.core.user_code import contained
 from fedbn.data.checks import recognize
 from fedbn.data.partitions import dealt
 from fedbn.data.python_data import Data, federation_of
-from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, reason, unknown
+from fedbn.errors import ConfigError, DataError, ModelError, blamed, unknown
 from fedbn.experiments.configuration import explained
 from fedbn.experiments.data_contract import fitting, reader_of
 from fedbn.experiments.schema import DataSection, Experiment, ModelSection
@@ -56,18 +56,15 @@ def load_federation(section: DataSection, site: str | None = None) -> Federation
     options = options_of(build, section.options, f"data {name}")
     contract = section.contract
     by_contract = reader_of(name)
-    try:
-        if contract and by_contract:
-            federation = by_contract(options, contract, site)
-        else:
-            federation = build(**options)
-    except FedbnError:
-        raise
-    except OSError as error:
-        said = error.strerror or one_line(error)
-        raise DataError(f"data {name}: {said}: {error.filename}") from error
-    except Exception as error:
-        raise DataError(f"data {name}: {reason(error)}") from error
+    with blamed(DataError, f"data {name}"):
+        try:
+            if contract and by_contract:
+                federation = by_contract(options, contract, site)
+            else:
+                federation = build(**options)
+        except OSError as error:
+            said = error.strerror or one_line(error)
+            raise DataError(f"data {name}: {said}: {error.filename}") from error
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
     return _dealt(fitting(federation, contract) if contract else federation, section)
@@ -104,13 +101,8 @@ def model_builder(
     weights = read_weights(Path(section.weights)) if section.weights else None
 
     def make() -> nn.Module:
-        try:
-            with contained():
-                model = build(**arguments)
-        except FedbnError:
-            raise
-        except Exception as error:
-            raise ModelError(f"model {name}: {reason(error)}") from error
+        with blamed(ModelError, f"model {name}"), contained():
+            model = build(**arguments)
         if not isinstance(model, nn.Module):
             raise ModelError(f"model {name} gives a {type(model).__name__}, not an nn.Module")
         if weights is not None:
