@@ -79,9 +79,7 @@ def digits_mini(
     # 8×8 to 24×24 by cubic splines, with a border of 2.
     large = np.clip(ndimage.zoom(originals.reshape(-1, 8, 8) / 16, (1, 3, 3), order=3), 0, 1)
     strokes = np.pad(large, ((0, 0), (2, 2), (2, 2))).astype(np.float32)
-    # Shuffled, then sorted by class: dealt out like cards, all get equal shares.
-    shuffled = np.random.default_rng(_SEED).permutation(len(labels))
-    dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    dealt = by_class(labels)
     wholes = []
     for name in chosen:
         number, render = list(DOMAINS).index(name), DOMAINS[name]
@@ -113,6 +111,12 @@ def _client(
     chosen = torch.from_numpy(train)
     test = thinned(Split(x[~chosen], y[~chosen]), test_limit)
     return Client(name, name, Split(x[chosen], y[chosen]), {name: test})
+
+
+def by_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Shuffle the originals, then sort by class: dealt out like cards, all get equal shares."""
+    shuffled = np.random.default_rng(_SEED).permutation(len(labels))
+    return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
 
 def _grey(images: Images) -> Images:
@@ -152,13 +156,13 @@ def _faded(strokes: Images, draws: np.random.Generator) -> Images:
 def _painted(strokes: Images, draws: np.random.Generator) -> Images:
     thick = ndimage.grey_dilation(strokes, size=(1, 3, 3))[..., None]
     hue = draws.uniform(0, 1, (len(strokes), 1, 1, 1))
-    ink, ground = _colour(hue), _colour(hue + draws.uniform(0.3, 0.7, hue.shape))
+    ink, ground = colour(hue), colour(hue + draws.uniform(0.3, 0.7, hue.shape))
     noise = draws.normal(0, 0.12, (*strokes.shape, 3))
     painted: Images = (thick * ink + (1 - thick) * (0.7 * ground + noise)).astype(np.float32)
     return painted
 
 
-def _colour(hue: NDArray[np.float64]) -> NDArray[np.float64]:
+def colour(hue: NDArray[np.float64]) -> NDArray[np.float64]:
     """A saturated colour for a hue in turns."""
     colour: NDArray[np.float64] = 0.5 + 0.5 * np.cos(
         2 * np.pi * (hue - np.array([0, 1 / 3, 2 / 3]))

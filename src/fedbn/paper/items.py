@@ -7,7 +7,7 @@ An item is a function `(request) -> Outcome`; what only one item knows stands in
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from fedbn.experiments import configuration
 from fedbn.experiments.configuration import read_toml
 from fedbn.results import aggregate
 from fedbn.results.aggregate import Records
-from fedbn.results.paired_tests import Sample, welch
+from fedbn.results.paired_tests import Sample, paired, welch
 
 ALL = "all"
 TRIALS = 5
@@ -143,6 +143,28 @@ class Cell:
         """Ours from one value a seed, and the paper's mean where it is known."""
         ours = aggregate.Cell.of(values)
         return cls(ours.mean, ours.std, paper, seeds=ours.seeds)
+
+    @classmethod
+    def gained(
+        cls,
+        new: Mapping[int, float],
+        old: Mapping[int, float],
+        family: int = 1,
+        paper: float | None = None,
+    ) -> Cell:
+        """What one gains over another, seed by seed, with its paired interval.
+
+        Args:
+            new: A value a seed.
+            old: What it is compared with, with the same seeds.
+            family: How many such cells the interval is to hold for at once.
+            paper: The paper's gain.
+        """
+        gaps = [value - old[seed] for seed, value in new.items() if seed in old]
+        test = paired(gaps, family)
+        if len(gaps) < 2 or test.low is None or test.high is None:
+            return cls.of(gaps, paper)
+        return replace(cls.of(gaps, paper), interval=(test.low, test.high))
 
     @property
     def difference(self) -> float | None:

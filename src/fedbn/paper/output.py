@@ -23,7 +23,6 @@ from fedbn.text import harmless
 PAPER, DIFFERENCE, INTERVAL = "paper", "ours − paper", "95 % interval"
 _APART = "Intervals of ours − paper hold both spreads (Welch; the paper's five trials)."
 _CUT = "The protocol was cut: no interval of the difference."
-_GAINED = "Intervals of gains hold for all domains at once (paired t, Bonferroni), or for the mean."
 
 
 def lines(table: Table) -> Iterator[list[str]]:
@@ -47,7 +46,6 @@ def notes(table: Table) -> str:
     """What stands below a table."""
     cells = [cell for row in table.rows for cell in row.cells if cell]
     said = {
-        _GAINED: any(cell.interval for cell in cells),
         _APART: any(cell.apart for cell in cells),
         _CUT: any(cell.cut and cell.paper_std is not None for cell in cells),
     }
@@ -109,6 +107,7 @@ def _signed(value: float | None, digits: int) -> str | None:
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
 ITEMS = {
     "data_view": "fedbn.paper.small_items",
+    "shift_map": "fedbn.paper.shift_map",
     "synthetic": "fedbn.paper.small_items",
     "toy_surface": "fedbn.paper.toy",
     "trained": "fedbn.paper.trained_items",
