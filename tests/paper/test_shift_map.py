@@ -38,7 +38,8 @@ def test_a_small_map_is_trained_tabulated_and_drawn(made: Path):
     assert [figure.name for figure in outcome.figures] == ["shift-map.svg", "shift-map.png"]
     assert "after 3 rounds" in outcome.remarks[0]
     assert "after 12: " in outcome.remarks[0]
-    rows = [*csv.DictReader((made / "shift-map-scores.csv").open(encoding="utf-8"))]
+    lines = (made / "shift-map-scores.csv").read_text(encoding="utf-8").splitlines()
+    rows = [*csv.DictReader(lines)]
     assert len(rows) == 3 * 5
     mine = [float(r["accuracy"]) for r in rows if (r["dial"], r["method"]) == ("labels", "fedbn")]
     assert mine == pytest.approx([accuracies["labels", "1.0"][0]], abs=1e-4)
