@@ -37,6 +37,20 @@ def test_markdown_by_format_or_by_name(finished, arguments, name):
     assert "\n## Results\n" in (finished / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name", "begin"),
+    [
+        (["--format", "latex"], "report.tex", r"% needs \usepackage{booktabs}"),
+        (["--out", "x.csv"], "x.csv", '"test accuracy, %"'),
+    ],
+)
+def test_the_table_alone_as_latex_or_csv(finished, arguments, name, begin):
+    assert call("report", ".", *arguments, cwd=finished).code == 0
+    text = (finished / name).read_text(encoding="utf-8")
+    assert text.startswith(begin)
+    assert "\nFedBN" in text
+
+
 def test_several_runs_in_one_file(finished, tmp_path):
     answer = call("report", finished, finished, "--out", tmp_path / "both.md")
     assert answer.code == 0

@@ -174,6 +174,7 @@ def test_many_clients_stay_readable(count):
     assert len(outline.all("tr")) - count < 250  # beside the folded table of all
     assert f"all {count:,} clients" in outline.text
     assert "worst decile" in outline.text
+    assert sum(f"scores of {count} clients spread" in svg["aria-label"] for svg in figures) == 1
     assert f"{count:,} clients" in outline.text
     assert "evenly spread" in outline.text
 

@@ -195,7 +195,7 @@ def test_markdown_shows_names_as_they_are() -> None:
     found = compare(Side("A", [record(0.5, odd)]), Side("B", [record(0.6, odd)]))
     text = markdown(found)
     row = next(line for line in text.splitlines() if "script" in line)
-    assert row.startswith(r"| fedbn | \<script\>\|\\n\[x\](y) | 50.0 | 60.0 | +10.0 | – | – | – |")
+    assert row.startswith(r"| FedBN | \<script\>\|\\n\[x\](y) | 50.0 | 60.0 | +10.0 | – | – | – |")
     assert "<script>" not in text.replace(r"\<script\>", "")
 
 

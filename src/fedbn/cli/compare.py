@@ -99,7 +99,7 @@ def _rendered(found: Comparison, form: Form) -> str:
     if form in (Form.MD, Form.MARKDOWN):
         return markdown(found)
     if form is not Form.JSON:
-        rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
+        rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
         cells = tuple(tuple(Shown(text, best=False) for text in row[1:]) for row in rows)
         head, *titles = score_titles(found.metric)
         return written(Grid(head, tuple(titles), tuple(row[0] for row in rows), cells), form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -15,9 +16,11 @@ from fedbn.cli import console
 from fedbn.cli.console import emit, say
 from fedbn.errors import ConfigError
 from fedbn.report import page
-from fedbn.report.contents import RunContents
+from fedbn.report.contents import RunContents, Scores
 from fedbn.report.document import html, markdown
 from fedbn.report.reading import gather
+from fedbn.results.aggregate import Summary
+from fedbn.results.result_table import condensed, readable, written
 from fedbn.runs.folder import explained, write_atomically
 from fedbn.text import shown
 
@@ -27,6 +30,7 @@ _EXAMPLES = console.examples(
     "fedbn report runs/first                             writes runs/first/report.html",
     "fedbn report runs/before runs/after --out both.html",
     "fedbn report runs/first --method fedavg --seed 1 --format md",
+    "fedbn report runs/first --out table.tex             its table alone, for a paper",
 )
 
 
@@ -35,6 +39,18 @@ class Form(StrEnum):
 
     HTML = "html"
     MD = "md"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+
+
+_ENDS = {
+    ".html": Form.HTML,
+    ".md": Form.MD,
+    ".markdown": Form.MARKDOWN,
+    ".tex": Form.LATEX,
+    ".csv": Form.CSV,
+}
 
 
 @app.command(epilog=_EXAMPLES)
@@ -45,7 +61,8 @@ def report(
         typer.Option(metavar="FILE", help="The file; report.html in the first run unless given."),
     ] = None,
     form: Annotated[
-        Form | None, typer.Option("--format", help="html, or md for Markdown without drawings.")
+        Form | None,
+        typer.Option("--format", help="The page: html, md. Its table alone: latex, csv."),
     ] = None,
     method: console.Method = None,
     seed: console.Seed = None,
@@ -58,8 +75,8 @@ def report(
 
     What a run does not have (it is not finished, its data is gone) is left out, and said.
     """
-    chosen = form or (Form.MD if out and out.suffix.lower() in (".md", ".markdown") else Form.HTML)
-    file = out or runs[0] / f"report.{chosen}"
+    chosen = form or _ENDS.get(out.suffix.lower() if out else "", Form.HTML)
+    file = out or runs[0] / f"report{next(end for end, one in _ENDS.items() if one is chosen)}"
     _check(file)
     content, left_out = _made(runs, chosen, method, seed, setting)
     with explained(file, ConfigError):
@@ -85,9 +102,16 @@ def _made(
     runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
 ) -> tuple[bytes, list[str]]:
     found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
-    whole = page(found)
-    text = (html if form is Form.HTML else markdown)(whole, __version__)
+    if form in (Form.LATEX, Form.CSV):
+        return "\n".join(_table(Scores(run).summary, form) for run in found).encode(), []
+    text = (html if form is Form.HTML else markdown)(page(found), __version__)
     return text.encode(), [line for run in found for line in _said(run)]
+
+
+def _table(summary: Summary, form: Form) -> str:
+    """The table of results as in a paper, of many clients how they spread; as CSV all of them."""
+    shown = summary if form is Form.CSV else condensed(summary)
+    return written(readable(shown, sys.maxsize, named=True), form)
 
 
 def _said(run: RunContents) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -123,6 +125,41 @@ def panel(title: str, curves: Sequence[Curve], look: Mapping[str, Look], axis: U
         svg.note("round", right, bottom + 30),
         *drawn,
         _tips(curves, across),
+    )
+
+
+_BINS = 20
+
+
+def histogram(
+    values: Mapping[str, Sequence[float]], look: Mapping[str, Look], metric: Metric
+) -> Markup:
+    """Draw how clients' scores spread: a stepped line a method, the share of clients in a bin."""
+    left, _, right, bottom = _BOX
+    every = [value for own in values.values() for value in own]
+    low, width = min(every), (max(every) - min(every)) / _BINS or 1.0
+    shares: dict[str, list[float]] = {}
+    for label, own in values.items():
+        counts = Counter(min(int((value - low) / width), _BINS - 1) for value in own)
+        shares[label] = [100 * counts[bin] / len(own) for bin in range(_BINS)]
+    axis = Upward("% of clients", 0.0, 1.05 * max(map(max, shares.values())))
+    across, up = svg.linear(low, low + width * _BINS, left + 4, right - 4), axis.scale()
+    xs = [across(low + width * edge) for bin in range(_BINS) for edge in (bin, bin + 1)]
+    lines = [
+        svg.tag("polyline", points=svg.points(xs, ys), fill="none", **look[label].stroke)
+        for label, own in shares.items()
+        if (ys := [up(share) for share in own for _ in range(2)])
+    ]
+    medians = ", ".join(f"{n}: median {statistics.median(v):.3g}" for n, v in values.items())
+    ticks = [(across(t), svg.numbered(t)) for t in svg.ticks(low, low + width * _BINS)]
+    return svg.drawing(
+        _WIDTH,
+        _HEIGHT,
+        f"How the scores of {len(every) // len(values)} clients spread. {medians}",
+        svg.label(left - 34, 14, f"{axis.what} by test {metric.words}", most=40, class_="title"),
+        svg.grid(ticks, [(up(t), svg.numbered(t)) for t in axis.ticks()], _BOX),
+        svg.note(metric.title, right, bottom + 30),
+        *lines,
     )
 
 

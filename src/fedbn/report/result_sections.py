@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedbn.core.metric import PERCENT
-from fedbn.report.charts import gain_bars, legend, looks, loss_axis, panel, score_axis
+from fedbn.report.charts import (
+    gain_bars,
+    histogram,
+    legend,
+    looks,
+    loss_axis,
+    panel,
+    score_axis,
+)
 from fedbn.report.contents import MOST_LABELS, RunContents, Scores, gain_said
 from fedbn.report.document import (
     Beside,
@@ -19,9 +28,9 @@ from fedbn.report.document import (
     remark,
     table,
 )
-from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Row, Summary, reached
+from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
 from fedbn.results.comparison import changes
-from fedbn.results.result_table import condensed, readable
+from fedbn.results.result_table import Grid, condensed, grid_of, readable
 from fedbn.text import bytes_said, counted, spread
 
 _MOST_COLUMNS, _MOST_ROWS = 9, 40
@@ -81,33 +90,40 @@ def results(scores: Scores) -> Section:
     unit = {PERCENT: " in per cent", "": ""}.get(summary.metric.unit, f" in {summary.metric.unit}")
     way = "" if summary.metric.higher else " (lower is better)"
     lead = f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best is marked."
-    parts = [*glance(scores), *_tables(summary), *map(Text, summary.remarks)]
+    parts = [*glance(scores), *_spread(scores), *_tables(summary), *map(Text, summary.remarks)]
     return Section("results", "Results", lead, tuple(parts))
 
 
+def _spread(scores: Scores) -> list[Part]:
+    """How many clients' scores are spread, drawn."""
+    values = {
+        row.label: [cell.mean for name, cell in row.cells.items() if name != MEAN]
+        for row in scores.rows
+    }
+    if len(scores.summary.columns) <= _MOST_ROWS or not all(values.values()):
+        return []
+    look = looks([*values])
+    return [Figures((histogram(values, look, scores.metric),), legend(look))]
+
+
 def _tables(summary: Summary) -> list[Part]:
-    best = summary.best
-
-    def cell(row: Row, name: str) -> Cell:
-        found = row.cells.get(name)
-        return Cell("–") if found is None else Cell(str(found), found.mean == best[name])
-
-    columns, rows = summary.columns, summary.rows
-    if len(columns) <= _MOST_COLUMNS:
-        body = [[Cell(row.label), *(cell(row, c) for c in columns)] for row in rows]
-        return [table(f"Test {summary.metric.title}", ["method", *columns], body)]
-    header, head = ["client", *(row.label for row in rows)], f"Test {summary.metric.title}"
-    names = [MEAN, *(name for name in columns if name != MEAN)]
-    body = [[Cell(name), *(cell(row, name) for row in rows)] for name in names]
+    head = f"Test {summary.metric.title}"
+    if len(summary.columns) <= _MOST_COLUMNS:
+        return [_table(head, "method", grid_of(summary))]
+    names = (MEAN, *(name for name in summary.columns if name != MEAN))
+    every = grid_of(replace(summary, columns=names)).turned
     if len(names) <= _MOST_ROWS:
-        return [table(head, header, body)]
-    every = table(f"{head}: all {len(names) - 1:,} clients", header, body, folded=True)
-    grid = readable(condensed(summary), 0)
-    spread_out = [
+        return [_table(head, "client", every)]
+    whole = _table(f"{head}: all {len(names) - 1:,} clients", "client", every, folded=True)
+    return [_table(head, "", readable(condensed(summary), 0)), whole]
+
+
+def _table(title: str, first: str, grid: Grid, folded: bool = False) -> Part:
+    rows = [
         [Cell(name), *(Cell(*shown) for shown in row)]
         for name, row in zip(grid.rows, grid.cells, strict=True)
     ]
-    return [table(head, ["", *grid.columns], spread_out), every]
+    return table(title, [first, *grid.columns], rows, folded=folded)
 
 
 _MOST_PANELS, _MOST_BARS = 11, 30

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.errors import ConfigError, unknown
+from fedbn.results import display_name
 from fedbn.results.aggregate import MEAN, Key, Records, Report, ScoreTable, summarize
 from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
 from fedbn.text import counted, flat, harmless, table
@@ -365,9 +366,10 @@ def score_titles(metric: Metric) -> tuple[str, ...]:
     return ("method", "client", *sides, *tests)
 
 
-def score_rows(pair: Pair, metric: Metric) -> Iterator[tuple[str, ...]]:
-    """The cells of a pair's lines; the method is named once."""
-    label = pair.b if pair.a == pair.b else f"{pair.a} → {pair.b}"
+def score_rows(pair: Pair, metric: Metric, named: bool = False) -> Iterator[tuple[str, ...]]:
+    """The cells of a pair's lines; the method is named once, as in a paper where `named`."""
+    a, b = map(display_name, (pair.a, pair.b)) if named else (pair.a, pair.b)
+    label = b if a == b else f"{a} → {b}"
     for line in pair.lines:
         yield (label, *_cells(line, metric.form))
         label = ""
@@ -382,7 +384,7 @@ def markdown(found: Comparison) -> str:
     ):
         if some:
             parts.append(f"## {title}\n\n{_changes(some)}")
-    rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
+    rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
     titles = score_titles(found.metric)
     parts.append(f"## Test {found.metric.words}\n\n{table(titles, rows)}")
     parts.append(harmless(explanation(found)))
