@@ -150,7 +150,7 @@ def fit(
     chosen = _several("method", method, methods, "fedbn")
     drawn = _several("seed", seed, seeds, 0)
     choice = TaskChoice(task, loss, metrics)
-    names = {**_named(data, model, chosen), **_task_names(choice)}
+    names = _named(data, model, chosen, choice)
     asked = {_key(key): value for key, value in settings.items()}
     _check(asked, names, chosen, settings)
     raw: dict[str, Any] = {"seeds": drawn, "training": {"rounds": rounds}}
@@ -286,29 +286,24 @@ def _key(word: str) -> str:
 
 
 def _named(
-    data: str | Path | Data, model: Model | None, methods: Sequence[str | Method]
+    data: str | Path | Data, model: Model | None, methods: Sequence[Any], choice: TaskChoice
 ) -> dict[str, Any]:
     """The configuration's words for what was given; objects have none that could be read back."""
-    names: dict[str, Any] = {"methods": [getattr(method, "name", method) for method in methods]}
-    if isinstance(data, Path) or (isinstance(data, str) and looks_like_path(data)):
-        names["data.path"] = str(data)
-    else:
-        names["data.name"] = data if isinstance(data, str) else IN_PYTHON
-    if model is not None:
-        names["model.name"] = model if isinstance(model, str) else IN_PYTHON
-    return names
-
-
-def _task_names(choice: TaskChoice) -> dict[str, Any]:
-    """The configuration's words for what was given of the task."""
-    names: dict[str, Any] = {}
-    for key, given in (("task.name", choice.task), ("task.loss", choice.loss)):
-        if given is not None:
-            names[key] = given if isinstance(given, str) else IN_PYTHON
+    path = isinstance(data, Path) or (isinstance(data, str) and looks_like_path(data))
+    given = {
+        "data.path" if path else "data.name": str(data) if path else data,
+        "model.name": model,
+        "task.name": choice.task,
+        "task.loss": choice.loss,
+    }
+    names: dict[str, Any] = {key: _word(one) for key, one in given.items() if one is not None}
     if choice.metrics is not None:
-        known = [m if isinstance(m, str) else IN_PYTHON for m in choice.metrics]
-        names["task.metrics"] = known or [IN_PYTHON]
-    return names
+        names["task.metrics"] = [_word(one) for one in choice.metrics] or [IN_PYTHON]
+    return {"methods": [getattr(method, "name", method) for method in methods], **names}
+
+
+def _word(given: object) -> str:
+    return given if isinstance(given, str) else IN_PYTHON
 
 
 def _check(

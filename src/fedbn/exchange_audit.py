@@ -113,44 +113,40 @@ def audit(
     overwritten = {
         e.name for e in listed if not torch.equal(after[e.name].cpu(), numbers[1][e.name])
     }
-    look = _Look(sender, partial(_called, "get", get), *numbers)
-    leaving = overwritten | look.leaving([e.name for e in listed if e.name not in overwritten])
+    rest = [e.name for e in listed if e.name not in overwritten]
+    leaving = overwritten | _leaving(rest, sender, partial(_called, "get", get), numbers)
     audited = [
         AuditedEntry(e.name, e.kind, e.name in leaving, e.name in overwritten) for e in listed
     ]
     return Audit(tuple(audited), *_named(found, {e.name for e in listed} - overwritten))
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Finds which entries are in what `get` gives: those by which it changes."""
+def _leaving(
+    names: list[str], model: nn.Module, get: Callable[[nn.Module], Any], numbers: Sequence[State]
+) -> set[str]:
+    """Find which entries are in what `get` gives: those by which it changes."""
+    usual, other = numbers
+    before = _arrays(get(model))
+    if not _same(before, _arrays(get(model))):
+        raise ConfigError("audit: get gives something else each time for one model")
 
-    model: nn.Module
-    get: Callable[[nn.Module], Any]
-    usual: State
-    other: State
-
-    def leaving(self, names: Sequence[str]) -> set[str]:
-        before = _arrays(self.get(self.model))
-        if not _same(before, _arrays(self.get(self.model))):
-            raise ConfigError("audit: get gives something else each time for one model")
-        return self._among(list(names), before)
-
-    def _among(self, names: list[str], before: list[Tensor]) -> set[str]:
+    def among(names: list[str]) -> set[str]:
         """Halve the names until each half leaves as a whole or not at all."""
         if not names:
             return set()
-        _fill(self.model, {name: self.other[name] for name in names})
-        now = _arrays(self.get(self.model))
-        _fill(self.model, self.usual)
+        _fill(model, {name: other[name] for name in names})
+        now = _arrays(get(model))
+        _fill(model, usual)
         if _same(before, now):
             return set()
         pairs = zip(before, now, strict=False)
         changed = [a.shape for a, b in pairs if a.shape != b.shape or not torch.equal(a, b)]
-        if len(names) == 1 or sorted(changed) == sorted(self.usual[n].shape for n in names):
+        if len(names) == 1 or sorted(changed) == sorted(usual[n].shape for n in names):
             return set(names)
         half = len(names) // 2
-        return self._among(names[:half], before) | self._among(names[half:], before)
+        return among(names[:half]) | among(names[half:])
+
+    return among(names)
 
 
 def _numbers(listed: Iterable[Entry], seed: int) -> State:

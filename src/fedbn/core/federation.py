@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor
@@ -346,7 +346,13 @@ class Federation:
 
     def fingerprint(self) -> dict[str, str]:
         """Hash each client's data, so that a resumed run can tell whether it changed."""
-        return {client.name: _hash(client) for client in self.clients}
+        found = {}
+        for client in self.clients:
+            digest = hashlib.sha256()
+            for piece in (piece for part in client.splits for piece in part.content()):
+                digest.update(piece)
+            found[client.name] = digest.hexdigest()
+        return found
 
 
 Target = tuple[str, tuple[int, ...]]
@@ -374,34 +380,19 @@ def blank_targets(target: Target, examples: int) -> Tensor:
 
 
 def concatenated(parts: Sequence[AnySplit]) -> AnySplit:
-    """Put samples behind each other; groups of different parts stay apart."""
+    """Put samples behind each other; groups stay apart, and there are none unless all have some."""
     if len(parts) == 1:
         return parts[0]
-    return parts[0].joined(parts[1:], _concatenated_groups([part.groups for part in parts]))
-
-
-def _concatenated_groups(parts: list[Tensor | None]) -> Tensor | None:
-    """Join groups so that those of different parts stay apart; None unless all parts have them."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
+    known = [part.groups for part in parts if part.groups is not None]
     renumbered, begin = [], 0
-    for part in known:
-        renumbered.append(part - part.min() + begin)
+    for groups in known:
+        renumbered.append(groups - groups.min() + begin)
         begin = int(renumbered[-1].max()) + 1
-    return torch.cat(renumbered)
-
-
-def _hash(client: Client) -> str:
-    digest = hashlib.sha256()
-    for part in client.splits:
-        for piece in part.content():
-            digest.update(piece)
-    return digest.hexdigest()
+    all_known = len(known) == len(parts)
+    return parts[0].joined(parts[1:], torch.cat(renumbered) if all_known else None)
 
 
 Severity = Literal["error", "warning", "note"]
-_ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 _MAX_NAME = 100
 _SHOWN = 5
 _READ = 256
@@ -426,7 +417,7 @@ class Finding:
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Put errors first; otherwise the order stays."""
-    return sorted(findings, key=lambda finding: _ORDER[finding.severity])
+    return sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))
 
 
 def check_federation(federation: Federation) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -182,20 +182,14 @@ def schema_hash(found: Iterable[Entry]) -> str:
 
 
 def _kind(name: str, value: Tensor, modules: Mapping[str, nn.Module]) -> Kind:
-    owners = [modules[path] for path in _paths_above(name) if path in modules]
+    above = name.split(".")[:-1]  # exact module paths, so that `f.1` never matches `f.11`
+    paths = (".".join(above[:depth]) for depth in range(len(above) + 1))
+    owners = [modules[path] for path in paths if path in modules]
     parameter = isinstance(value, nn.Parameter)
     for types, affine, statistic in _FAMILIES:
         if any(isinstance(owner, tuple(types)) for owner in owners):
             return affine if parameter else statistic
     return Kind.WEIGHT if parameter else Kind.OTHER
-
-
-def _paths_above(name: str) -> Iterator[str]:
-    """'a.b.weight' -> 'a.b', 'a': exact module paths, so that `f.1` never matches `f.11`."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-    yield ""
 
 
 def _tied(entry: Entry, first: Entry) -> Entry:

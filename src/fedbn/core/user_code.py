@@ -41,7 +41,10 @@ def contained() -> Iterator[None]:
     except Exception:
         raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and _may_be_interrupted():
+        # Ctrl-C raises in the main thread alone, and where nobody else hears it.
+        main = threading.current_thread() is threading.main_thread()
+        ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if isinstance(error, KeyboardInterrupt) and ours:
             raise
         raise RuntimeError(f"it asks for the end of the process: {error!r}") from error
 
@@ -61,12 +64,6 @@ def held_exits() -> Iterator[None]:
         yield
     finally:
         os._exit = end
-
-
-def _may_be_interrupted() -> bool:
-    """Tell whether Ctrl-C raises here: in the main thread alone, and where nobody else hears it."""
-    main = threading.current_thread() is threading.main_thread()
-    return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 _SAMPLES = 8

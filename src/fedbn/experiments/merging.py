@@ -79,24 +79,18 @@ def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> Non
         had = job.setting.experiment.training.total_rounds
         if rounds <= had:
             raise ConfigError(f"--rounds {rounds}: the run has {had}; legal are more than that")
-        for name in bound_to_length(job, rounds):
+        bound = [rule.label for rule in job.method.rules if rule.depends_on_rounds]
+        training = job.setting.experiment.training
+        if (schedule := training.schedule) is not None:
+            short, long = (rates(schedule, training.schedule_args, 1.0, n) for n in (had, rounds))
+            bound += [] if long[:had] == short else [f"training.schedule {schedule}"]
+        for name in bound:
             raise ConfigError(
                 f"--rounds: {name} depends on the number of rounds from the first one on: this "
                 "run cannot grow; start a new one"
             )
         if without_checkpoints(folder.job(*job.key)):
             raise ConfigError(f"--rounds: {_named(job.key)} has no checkpoint to go on from")
-
-
-def bound_to_length(job: Job, rounds: int) -> Iterator[str]:
-    """Name what of a job is not the same in the first rounds of a longer run."""
-    yield from (rule.label for rule in job.method.rules if rule.depends_on_rounds)
-    training = job.setting.experiment.training
-    had, schedule = training.total_rounds, training.schedule
-    if schedule is not None:
-        short, long = (rates(schedule, training.schedule_args, 1.0, n) for n in (had, rounds))
-        if long[:had] != short:
-            yield f"training.schedule {schedule}"
 
 
 def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:

@@ -110,7 +110,9 @@ class Planner:
         key = section.model_dump_json()
         if key not in self._data:
             found = self._given or load_federation(section)
-            self.warnings += [*_said(section, found), *check_federation(found)]
+            sentence, files = data_name(section)[1], named_files(section.path, section)
+            said = [*([sentence] if sentence else []), *files, *found.remarks]
+            self.warnings += [*said, *check_federation(found)]
             self._data[key] = found
         return self._data[key]
 
@@ -161,13 +163,6 @@ def _scores_all(experiment: Experiment, federation: Federation) -> bool:
     return evaluation.clients == "all"
 
 
-def _said(section: DataSection, federation: Federation) -> list[str]:
-    """What a user should hear of the data: how a path was read, and what it is not."""
-    sentence = data_name(section)[1]
-    named = named_files(section.path, section)
-    return [*([sentence] if sentence else []), *named, *federation.remarks]
-
-
 def _engine(asked: str, plan: Plan) -> EngineName:
     """Choose the engine: stacks pay from about ten clients on, where the model can be stacked.
 
@@ -194,8 +189,10 @@ def training_of(section: TrainingSection) -> Training:
     values["rounds"] = section.total_rounds
     values["batch_size"] = None if section.batch_size == "full" else section.batch_size
     values["optimizer"] = _optimizer(section)
-    values["device"] = device_of(section)
-    _check_device(values["device"])
+    values["device"] = device = device_of(section)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= count:
+        raise ConfigError(f"training.device = {device!r}: {count} CUDA device(s) here; 'cpu' works")
     made = Training(**values)
     made.in_round(1)  # a schedule that cannot be is refused here
     return made
@@ -265,12 +262,3 @@ def _optimizer(section: TrainingSection) -> str:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"training.optimizer_args: {error}") from error
     return name
-
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = int(device.partition(":")[2] or 0)
-    if index >= count:
-        raise ConfigError(f"training.device = {device!r}: {count} CUDA device(s) here; 'cpu' works")

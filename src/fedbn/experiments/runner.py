@@ -79,14 +79,12 @@ class Run:
             # Sites keep their BatchNorm of two rounds back, so the server may not be further back.
             every = 1 if self.late_scores else experiment.checkpoint.every
             place = self.folder.job(*job.key)
-            best = self._metric() if experiment.evaluation.report == "best" else None
+            best = None
+            if experiment.evaluation.report == "best":  # once begun, the run knows its metric
+                begun = self.folder.config.exists()
+                best = first_metric(self.folder.read_environment()) if begun else ACCURACY
             self.writers[job.key] = Writer(place, best, self.late_scores, Pace(every))
         return self.writers[job.key]
-
-    def _metric(self) -> Metric:
-        """What the run is judged by, where it has begun; rounds tell it too."""
-        begun = self.folder.config.exists()
-        return first_metric(self.folder.read_environment()) if begun else ACCURACY
 
     def save(self) -> None:
         """Put the last finished round of each job on disk, where it is not there yet."""
@@ -369,13 +367,8 @@ def run_plan(
         stop: Asked after each round; True ends the run with `Interrupted`.
     """
     key = (plan.method.name, plan.setting, plan.seed)
-    with closing(embedded(plan, workers)) as engine:
+    with closing(EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))) as engine:
         return rounds_of(engine, key, start or engine.initial(), to_all(*listeners), stop)
-
-
-def embedded(plan: Plan, workers: int) -> EmbeddedEngine:
-    """Make the engine of this process, as fast as it may be."""
-    return EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))
 
 
 def execute(job: Job, run: Run) -> None:
@@ -451,7 +444,7 @@ def start(
 
 def embedded_job(job: Job, note: Note, planner: Planner, workers: int) -> EmbeddedEngine:
     """Make the engine of a job in this process; the planner has its remarks."""
-    return embedded(planner.plan(job), workers)
+    return EmbeddedEngine(planner.plan(job), partial(fast.make_crew, workers=workers))
 
 
 def run_jobs(todo: Sequence[Job], run: Run) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,13 @@ def model_builder(
     name = section.name or suggested_for(federation)
     build = own or registry.find(fedbn.models, name, "model", section.held)
     given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
-    arguments = _model_arguments(build, given, section.args, name)
+    signature = _signature(build, f"model {name}")
+    arguments = {key: value for key, value in given.items() if key in signature.parameters}
+    arguments |= section.args
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"model {name}: {error}; model.args fits {signature}") from error
     weights = read_weights(Path(section.weights)) if section.weights else None
 
     def make() -> nn.Module:
@@ -189,7 +196,10 @@ def options_of(build: Callable[..., Any], given: Mapping[str, Any], where: str) 
             raise ConfigError(
                 f"{where}: {unknown('option', f'data.{key}', [f'data.{p}' for p in parameters])}"
             )
-    hints = _hints(build)
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # a user's names may be nowhere to be looked up
+        function = build.func if isinstance(build, partial) else build
+        hints = typing.get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {
         name: (hints.get(name, Any), ... if p.default is p.empty else p.default)
         for name, p in parameters.items()
@@ -210,24 +220,3 @@ def _signature(build: Callable[..., Any], where: str) -> inspect.Signature:
         return inspect.signature(build)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}; expected a function or class of Python") from error
-
-
-def _hints(build: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the arguments; none where a user's names cannot be looked up."""
-    try:
-        function = build.func if isinstance(build, partial) else build
-        return typing.get_type_hints(function, include_extras=True)
-    except Exception:
-        return {}
-
-
-def _model_arguments(
-    build: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any], name: str
-) -> dict[str, Any]:
-    signature = _signature(build, f"model {name}")
-    arguments = {key: value for key, value in given.items() if key in signature.parameters}
-    try:
-        signature.bind(**{**arguments, **args})
-    except TypeError as error:
-        raise ConfigError(f"model {name}: {error}; model.args fits {signature}") from error
-    return {**arguments, **args}

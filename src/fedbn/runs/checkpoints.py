@@ -63,7 +63,10 @@ def save(
     parts = {"local": state.local, "untrained": state.untrained}
     if start is not None:
         known = {"local": start.local, "untrained": start.untrained}
-        parts = {name: _changed(parts[name], known[name]) for name in parts}
+        parts = {
+            name: {client: p for client, p in packs.items() if p is not known[name].get(client)}
+            for name, packs in parts.items()
+        }
     manifest = {
         **facts,
         "format": FORMAT,
@@ -83,10 +86,6 @@ def save(
         sync_folder(folder)
         if keep:
             forget_before(folder, state.round, keep, best)
-
-
-def _changed(packs: Mapping[str, Pack], start: Mapping[str, Pack]) -> dict[str, Pack]:
-    return {client: pack for client, pack in packs.items() if pack is not start.get(client)}
 
 
 def _described(packs: Mapping[str, Pack]) -> dict[str, Any]:
