@@ -64,12 +64,12 @@ def names(package: ModuleType) -> list[str]:
         >>> "fedbn" in names(fedbn.methods)
         True
     """
-    return sorted(_homes(*package.__path__))
+    return sorted(_homes(package.__name__))
 
 
 def facts(package: ModuleType, name: str, table: str) -> Any:
     """What a name's module says of it in a table by name; None where it says nothing."""
-    module = importlib.import_module(f"{package.__name__}.{_homes(*package.__path__)[name]}")
+    module = importlib.import_module(f"{package.__name__}.{_homes(package.__name__)[name]}")
     return getattr(module, table, {}).get(name)
 
 
@@ -84,7 +84,7 @@ def find(package: ModuleType, name: str, what: str, held: Held | None = None) ->
     """
     if ":" in name:
         return _own(name, what, held)
-    homes = {n: f"{package.__name__}.{home}" for n, home in _homes(*package.__path__).items()}
+    homes = {n: f"{package.__name__}.{home}" for n, home in _homes(package.__name__).items()}
     elsewhere: dict[str, str] = getattr(package, "ELSEWHERE", {})
     if name not in (*homes, *elsewhere):
         raise ConfigError(unknown(what, name, [*sorted(homes), "module:callable"]))
@@ -102,14 +102,14 @@ def described(package: str) -> dict[str, str]:
         >>> described("fedbn.methods")["fedavg"]
         'Share everything, the running statistics of BatchNorm included.'
     """
-    homes = _homes(str(_path(package)))
+    homes = _homes(package)
     return {name: first_lines(f"{package}.{homes[name]}")[name] for name in sorted(homes)}
 
 
 def said(package: str, table: str) -> dict[str, Any]:
     """What the modules of a package say of their names in a literal table, without importing."""
     found: dict[str, Any] = {}
-    for home in dict.fromkeys(_homes(str(_path(package))).values()):
+    for home in dict.fromkeys(_homes(package).values()):
         for node in source(f"{package}.{home}").body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table:
                 found |= ast.literal_eval(node.value)
@@ -144,26 +144,24 @@ def _path(module: str) -> Path:
 
 
 @cache
-def _homes(*folders: str) -> dict[str, str]:
+def _homes(package: str) -> dict[str, str]:
     """The module of each name; read without importing, because torch takes seconds."""
+    modules = [module.name for module in pkgutil.iter_modules([str(_path(package))])]
     return {
-        name: module.name
-        for module in pkgutil.iter_modules(folders)
-        if not module.name.startswith("_")
-        for name in _listed(module)
+        name: module
+        for module in modules
+        if not module.startswith("_")
+        for name in _listed(f"{package}.{module}")
     }
 
 
-def _listed(module: pkgutil.ModuleInfo) -> list[str]:
-    spec = module.module_finder.find_spec(module.name, None)
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+def _listed(module: str) -> list[str]:
+    for node in source(module).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "__all__":
             return []  # `__all__: list[str] = []`: parts that names are made of
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
-    return [module.name]
+    return [module.rpartition(".")[2]]
 
 
 def _own(name: str, what: str, held: Held | None) -> Callable[..., Any]:

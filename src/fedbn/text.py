@@ -65,12 +65,8 @@ def harmless(text: object) -> str:
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Draw a table in Markdown; every cell is made harmless."""
-    lines = [_row(header), "|" + "---|" * len(header), *(_row(row) for row in rows)]
-    return "\n".join(lines)
-
-
-def _row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(harmless(cell) for cell in cells)} |"
+    lines = [f"| {' | '.join(map(harmless, cells))} |" for cells in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 def no_formula(cell: str) -> str:

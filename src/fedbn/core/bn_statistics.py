@@ -78,32 +78,22 @@ class _Sweep:
         self.calls: list[tuple[nn.Module, _Moments]] = []
         self.measuring = 0
         self.whole = False
-        self._place = 0
-
-    def begin(self) -> None:
-        """Begin a pass over a chunk."""
-        self._place = 0
+        self.place = 0  # in the pass over a chunk
 
     def see(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
         """Hear that a layer is called: before it computes anything."""
-        place, self._place = self._place, self._place + 1
+        place, self.place = self.place, self.place + 1
+        if place == len(self.calls):
+            self.calls.append((layer, _Moments()))
+        known, moments = self.calls[place]
+        if known is not layer:
+            raise ModelError(_DISORDER)
         if place == self.measuring:
-            self._measure(layer, given[0])
+            moments.add(given[0])
             if not self.whole:
                 raise _Reached
             self.measuring += 1
-        elif self.calls[place][0] is not layer:
-            raise ModelError(_DISORDER)
-        moments = self.calls[place][1]
         _set(layer, moments.mean, moments.biased)
-
-    def _measure(self, layer: nn.Module, x: Tensor) -> None:
-        if len(self.calls) == self.measuring:
-            self.calls.append((layer, _Moments()))
-        known, moments = self.calls[self.measuring]
-        if known is not layer:
-            raise ModelError(_DISORDER)
-        moments.add(x)
 
 
 def tracked_norms(model: nn.Module) -> list[nn.Module]:
@@ -147,7 +137,7 @@ def _pass(model: nn.Module, data: AnySplit, chunk: int, sweep: _Sweep) -> bool:
     stopped = 0
     parts = [slice(begin, begin + chunk) for begin in range(0, len(data), chunk)]
     for x, _ in data.stream(parts):
-        sweep.begin()
+        sweep.place = 0
         try:
             with blamed(ModelError, "the model fails"):
                 model(x)

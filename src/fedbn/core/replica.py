@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbn.core.bn_folding import FoldedModel
 from fedbn.core.local_training import Passes
@@ -141,7 +141,12 @@ class Replica:
 
     def collect(self) -> None:
         """Take over what the model put in the place of an entry, as `self.mean = new` does."""
-        for holder, name, view in self._entries():
+        for holder, name, view in (
+            (holder, name, self._views[tensor])
+            for holder, held in self._holders
+            for name, tensor in held.items()
+            if tensor in self._views
+        ):
             now = holder.get(name)
             if now is None or now.shape != view.shape or now.dtype != view.dtype:
                 what = "nothing" if now is None else f"{now.dtype} {tuple(now.shape)}"
@@ -154,12 +159,6 @@ class Replica:
     def seeds(self, seed: int) -> AbstractContextManager[None]:
         """Seed the generators of the process, where passes draw from them."""
         return seeded(seed) if self.habits.draws else nullcontext()
-
-    def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-        for holder, held in self._holders:
-            for name, tensor in held.items():
-                if tensor in self._views:
-                    yield holder, name, self._views[tensor]
 
     def _put_back(self) -> None:
         for holder, held in self._holders:

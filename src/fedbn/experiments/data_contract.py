@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbn.core.federation import Federation
+from fedbn.core.federation import Federation, class_counts
 from fedbn.data.image_folders import (
     Division,
     PictureReader,
@@ -56,19 +56,11 @@ def fitting(federation: Federation, contract: ContractSection) -> Federation:
             f"data {federation.name}: samples of shape {federation.input_shape}, the contract says "
             f"{tuple(contract.shape)}"
         )
-    found = replace(federation, classes=classes)
-    return replace(found, remarks=(*found.remarks, *_missing_classes(found)))
-
-
-def _missing_classes(federation: Federation) -> list[str]:
-    """Say which classes a client lacks; that is fine."""
-    said = []
-    for client in federation.clients:
-        there = {int(y) for y in client.train.y.unique()} if client.train.y is not None else None
-        lacks = [c for i, c in enumerate(federation.classes) if there and i not in there]
-        if lacks:
-            said.append(f"{client.name} has no training sample of class {', '.join(lacks)}")
-    return said
+    remarks = list(federation.remarks)
+    for client in federation.clients:  # to lack a class is fine
+        if lacks := [name for name, count in class_counts(client, classes).items() if not count]:
+            remarks.append(f"{client.name} has no training sample of class {', '.join(lacks)}")
+    return replace(federation, classes=classes, remarks=tuple(remarks))
 
 
 def _folders(given: Options, contract: ContractSection, site: str | None) -> Federation:

@@ -156,15 +156,14 @@ def _setting(base: Mapping[str, Any], values: Mapping[str, Any], held: Held | No
     raw = dict(base)
     for key, value in values.items():
         raw = placed(raw, key, value)
-    name = ",".join(f"{key.rpartition('.')[2]}={_shown(key, v)}" for key, v in values.items())
+    shown = {
+        key: Path(v).name if key in PATHS and isinstance(v, str) else v for key, v in values.items()
+    }
+    name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in shown.items())
     name = re.sub(r"[^\w.=,+()\-]", "_", name)
     if len(name.encode()) > _MAX_NAME:
         raise ConfigError(f"sweep: a setting's name has at most {_MAX_NAME} bytes: {name[:60]} ...")
     return Setting(name, checked(raw, f"sweep {name}", held))
-
-
-def _shown(key: str, value: Any) -> Any:
-    return Path(value).name if key in PATHS and isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbn.core.federation import Client, Federation
+from fedbn.core.federation import Federation
 from fedbn.errors import Misfit, unknown
 from fedbn.experiments.data_contract import own_classes
 from fedbn.experiments.schema import DataSection
@@ -21,9 +21,14 @@ def at_site(site: str, source: dict[str, Any]) -> Federation:
 
 
 def alone(section: DataSection, site: str) -> Federation:
-    """Load a site's data as a federation of one."""
+    """Load a site's data as a federation of one: the client of its name, or the only one."""
     found = load_federation(own_section(section), site)
-    return replace(found, clients=(_own(found, site),))
+    for client in found.clients:
+        if client.name == site or len(found.clients) == 1:
+            return replace(found, clients=(replace(client, name=site),))
+    names = [client.name for client in found.clients]
+    text = f"data {found.name}: {unknown('site', site, names)}"
+    raise Misfit(text, f"its data has several clients, and unknown site {site!r}")
 
 
 def own_section(section: DataSection) -> DataSection:
@@ -31,15 +36,3 @@ def own_section(section: DataSection) -> DataSection:
     if section.name is None and section.path and own_classes(Path(section.path)):
         return section.model_copy(update={"name": "folders"})
     return section
-
-
-def _own(federation: Federation, site: str) -> Client:
-    """The site's client: the one of its name, or the only one there is."""
-    for client in federation.clients:
-        if client.name == site:
-            return client
-    if len(federation.clients) == 1:
-        return replace(federation.clients[0], name=site)
-    names = [client.name for client in federation.clients]
-    text = f"data {federation.name}: {unknown('site', site, names)}"
-    raise Misfit(text, f"its data has several clients, and unknown site {site!r}")

@@ -92,31 +92,26 @@ class Stack:
         """
         for name, layer in self._layers:
             if isinstance(layer, nn.Linear):
-                x = self._linear(f"{name}.", layer, x)
+                weight = self._tensors[f"{name}.weight"][: len(x)].transpose(1, 2)
+                if layer.bias is None:
+                    x = torch.bmm(x, weight)
+                else:
+                    x = torch.baddbmm(self._tensors[f"{name}.bias"][: len(x), None], x, weight)
             elif isinstance(layer, nn.BatchNorm1d):
                 x = self._batch_norm(f"{name}.", layer, x, counts, training)
             else:
                 x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
         return x
 
-    def _linear(self, at: str, layer: nn.Linear, x: Tensor) -> Tensor:
-        weight = self._tensors[f"{at}weight"][: len(x)].transpose(1, 2)
-        if layer.bias is None:
-            return torch.bmm(x, weight)
-        return torch.baddbmm(self._tensors[f"{at}bias"][: len(x), None], x, weight)
-
     def _batch_norm(
         self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor | None, training: bool
     ) -> Tensor:
         clients, samples, width = x.shape
-        keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        weight, bias, mean, var, seen = (
-            None if (t := self._tensors.get(f"{at}{key}")) is None else t[:clients] for key in keys
-        )
+        weight, bias, mean, var, seen = self._of_norm(at, clients)
         batch = training or mean is None
         if batch and (counts is not None or norm.momentum is None):
             some = torch.full((clients,), samples) if counts is None else counts
-            return _masked_norm(norm, x, some, weight, bias, mean, var, seen, training)
+            return self._masked_norm(at, norm, x, some, training)
         if training and seen is not None:
             seen += 1
         # Side by side along the features, all clients are one BatchNorm.
@@ -133,44 +128,37 @@ class Stack:
                     kept.copy_(new.view_as(kept))
         return out.view(samples, clients, width).transpose(0, 1)
 
+    def _masked_norm(
+        self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor, training: bool
+    ) -> Tensor:
+        """BatchNorm where clients have batches of unequal size, padded to the largest."""
+        weight, bias, mean, var, seen = self._of_norm(at, len(x))
+        n = counts.clamp(min=1).to(x.dtype).view(-1, 1, 1)
+        mask = (torch.arange(x.shape[1]) < counts[:, None])[..., None].to(x.dtype)
+        centre = (x * mask).sum(dim=1, keepdim=True) / n
+        spread = ((x - centre).square() * mask).sum(dim=1, keepdim=True) / n
+        out = (x - centre) * torch.rsqrt(spread + norm.eps)
+        if weight is not None and bias is not None:
+            out = out * weight[:, None] + bias[:, None]
+        if training and mean is not None and var is not None:
+            factor: Tensor | float = norm.momentum or 0.0
+            if seen is not None:
+                seen += (counts > 0).view_as(seen)
+            if norm.momentum is None and seen is not None:  # one in all batches seen so far
+                factor = 1.0 / seen.view(-1, 1).clamp(min=1).double()
+            active = (counts > 0)[:, None]
+            unbiased = spread * n / (n - 1).clamp(min=1)
+            with torch.no_grad():
+                for kept, new in ((mean, centre), (var, unbiased)):
+                    moved = kept + factor * (new[:, 0] - kept)
+                    kept.copy_(torch.where(active, moved, kept))
+        return out
 
-def _masked_norm(
-    norm: nn.BatchNorm1d,
-    x: Tensor,
-    counts: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    seen: Tensor | None,
-    training: bool,
-) -> Tensor:
-    """BatchNorm where clients have batches of unequal size, padded to the largest."""
-    n = counts.clamp(min=1).to(x.dtype).view(-1, 1, 1)
-    mask = (torch.arange(x.shape[1]) < counts[:, None])[..., None].to(x.dtype)
-    centre = (x * mask).sum(dim=1, keepdim=True) / n
-    spread = ((x - centre).square() * mask).sum(dim=1, keepdim=True) / n
-    out = (x - centre) * torch.rsqrt(spread + norm.eps)
-    if weight is not None and bias is not None:
-        out = out * weight[:, None] + bias[:, None]
-    if training and mean is not None and var is not None:
-        active = (counts > 0)[:, None]
-        factor = _factors(norm, seen, counts)
-        unbiased = spread * n / (n - 1).clamp(min=1)
-        with torch.no_grad():
-            for kept, new in ((mean, centre), (var, unbiased)):
-                moved = kept + factor * (new[:, 0] - kept)
-                kept.copy_(torch.where(active, moved, kept))
-    return out
-
-
-def _factors(norm: nn.BatchNorm1d, seen: Tensor | None, counts: Tensor) -> Tensor | float:
-    """The share of the new statistics: the momentum, or one in all batches seen so far."""
-    if seen is not None:
-        seen += (counts > 0).view_as(seen)
-    if norm.momentum is not None or seen is None:
-        return norm.momentum or 0.0
-    return 1.0 / seen.view(-1, 1).clamp(min=1).double()
+    def _of_norm(self, at: str, clients: int) -> list[Tensor | None]:
+        """A BatchNorm's weight, bias, mean, variance and count of batches, a row a client."""
+        keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        found = (self._tensors.get(f"{at}{key}") for key in keys)
+        return [None if tensor is None else tensor[:clients] for tensor in found]
 
 
 def _rows(layout: StateLayout, count: int) -> Pack:

@@ -40,17 +40,12 @@ Best = Callable[[int], int]
 """Gives the best round of those up to one; 0 where none is better than the last."""
 
 
-def no_best(round: int) -> int:
-    """Where only the last rounds count."""
-    return 0
-
-
 def save(
     folder: Path,
     state: RunState,
     facts: Mapping[str, Any],
     keep: int | None = _KEEP,
-    best: Best = no_best,
+    best: Best = lambda round: 0,
     start: RunState | None = None,
 ) -> None:
     """Write a checkpoint beside earlier ones; keep the last two (`keep` None: all) and the best.
@@ -131,7 +126,9 @@ def digest(tensors: State) -> str:
     return found.hexdigest()
 
 
-def forget_before(folder: Path, round: int, keep: int = _KEEP, best: Best = no_best) -> None:
+def forget_before(
+    folder: Path, round: int, keep: int = _KEEP, best: Best = lambda round: 0
+) -> None:
     """Keep the checkpoint of a round and the last ones before it; a kill may have left more.
 
     The best round stays of each that is kept: where the newest turns out to be damaged, the run
