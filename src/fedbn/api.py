@@ -45,12 +45,10 @@ Result = Trained
 T = TypeVar("T")
 _log = logging.getLogger("fedbn")
 
-
 _AS_OBJECT = (
     "the model is an object: its first weights are the ones it has, whatever the seed; give the "
     "function that makes it, and the seed decides them"
 )
-
 
 _NOT_HERE = ("quick", "reproduce", "sweep")
 _PLAIN = ("lr", "batch_size", "local_epochs")

@@ -146,8 +146,6 @@ def limited(weights: Sequence[float], share: float) -> list[float]:
 
 # Below so many samples a batch's own mean and variance say little of the data.
 _FEW = 8
-
-
 _SHOWN = 5
 _TRIED = 64  # samples that metrics are tried on
 

@@ -16,7 +16,6 @@ from fedbn.errors import ConfigError, ModelError
 
 BATCHNORM = frozenset({Kind.BN_AFFINE, Kind.BN_STATISTIC})
 
-
 # The words a user may write for a group of kinds, as in `fedbn+local(instance)`.
 _GROUPS: dict[str, frozenset[Kind]] = {
     "bn": BATCHNORM,

@@ -130,7 +130,6 @@ _MAX_BYTES = 1_000_000
 _MAX_DOTS = 20
 PATHS = ("data.path", "model.weights")
 
-
 # What stands in a run's configuration for an object that only Python has.
 IN_PYTHON = "(given in Python)"
 

@@ -27,7 +27,6 @@ _ELEMENTWISE = (
     nn.Identity,
 )
 
-
 _KNOWN = (nn.Linear, nn.BatchNorm1d, nn.Flatten, *_ELEMENTWISE)
 
 

@@ -42,19 +42,15 @@ T = TypeVar("T")
 # A stack holds at most so many numbers of a batch, parameters and clients: wide inputs
 # are bound by memory and gain nothing from large stacks, narrow ones by the number of calls.
 _BATCH_NUMBERS = 1 << 22
-
-
 _PARAMETERS = 1 << 21
 _MOST = 256
 _SCORED_AT_ONCE = 64
 _COPIED_BYTES = 1 << 28  # of all training data
 
-
 # Optimisers that move each number by its own gradients alone, with the options that were compared
 # with the plain engine. Others (Adafactor, Muon) take norms and means over a whole tensor, which in
 # a stack is all clients' together.
 _ADAM = {"betas", "eps", "weight_decay", "maximize"}
-
 
 ROW_BY_ROW: Mapping[str, Set[str]] = {
     "SGD": {"momentum", "dampening", "weight_decay", "nesterov", "maximize"},

@@ -45,8 +45,6 @@ class Line(Record):
 
 
 RECORD = TypeAdapter(Line)
-
-
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
