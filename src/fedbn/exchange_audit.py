@@ -29,19 +29,12 @@ _FIRST = ("fedavg", "silobn", "fedbn")  # of methods that keep the same, the one
 
 @dataclass(frozen=True)
 class AuditedEntry:
-    """What becomes of one entry.
+    """What becomes of one entry."""
 
-    Attributes:
-        name: Its key in the `state_dict`.
-        kind: What it is, by the type of its module.
-        leaves: Whether anything of it is in what a client sends.
-        overwritten: Whether what a client receives changes it.
-    """
-
-    name: str
-    kind: Kind
-    leaves: bool
-    overwritten: bool
+    name: str  # its key in the `state_dict`
+    kind: Kind  # what it is, by the type of its module
+    leaves: bool  # whether anything of it is in what a client sends
+    overwritten: bool  # whether what a client receives changes it
 
 
 @dataclass(frozen=True, repr=False)

@@ -33,14 +33,10 @@ _last_on_path: list[str] = []
 
 @dataclass(frozen=True)
 class Held:
-    """A file that holds names which nobody typed.
+    """A file that holds names which nobody typed."""
 
-    Attributes:
-        file: Which, for messages.
-        directory: Where it says that modules lie; asked only once a module is trusted.
-    """
-
-    file: str
+    file: str  # which, for messages
+    # where it says that modules lie; asked only once a module is trusted
     directory: Callable[[], Path] = Path.cwd
 
 

@@ -117,15 +117,11 @@ class Sorted:
 
 @dataclass(frozen=True)
 class Krum:
-    """Krum and multi-Krum (Blanchard et al. 2017): the updates with the closest neighbours.
+    """Krum and multi-Krum (Blanchard et al. 2017): the updates with the closest neighbours."""
 
-    Attributes:
-        f: How many clients may be hostile; None means as many as the theory allows, (n − 3) / 2.
-        keep: How many of the best updates are averaged; None means n − f (multi-Krum).
-    """
-
+    # how many clients may be hostile; None means as many as the theory allows, (n − 3) / 2
     f: int | None = None
-    keep: int | None = 1
+    keep: int | None = 1  # how many of the best updates are averaged; None means n − f (multi-Krum)
 
     @property
     def fewest(self) -> int:
@@ -201,21 +197,13 @@ def _distances(packs: list[Pack]) -> Tensor:
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    r"""One step \(w \leftarrow w + \eta\, m / (\sqrt{v} + \tau)\), or \(w + \eta\, m\) without v.
+    r"""A step \(w \leftarrow w + \eta\, m / (\sqrt{v} + \tau)\), or \(w + \eta\, m\) without v."""
 
-    Attributes:
-        name: The word for it on the command line.
-        lr: The server's learning rate, eta.
-        beta1: The share of the old momentum that is kept.
-        beta2: The share of the old second moment that is kept.
-        tau: The degree of adaptivity.
-    """
-
-    name: str
-    lr: float
-    beta1: float
-    beta2: float = 0.99
-    tau: float = 1e-3
+    name: str  # the word for it on the command line
+    lr: float  # the server's learning rate, eta
+    beta1: float  # the share of the old momentum that is kept
+    beta2: float = 0.99  # the share of the old second moment that is kept
+    tau: float = 1e-3  # the degree of adaptivity
 
     def __post_init__(self) -> None:
         legal = {

@@ -46,15 +46,10 @@ def best_round(
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """The end of a run that has not become better for long enough.
+    """The end of a run that has not become better for long enough."""
 
-    Attributes:
-        round: The last round that counts.
-        best: The best one, which the run gives.
-    """
-
-    round: int
-    best: int
+    round: int  # the last round that counts
+    best: int  # the best one, which the run gives
 
 
 def early_stop(

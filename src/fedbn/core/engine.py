@@ -219,46 +219,30 @@ _PROCESS = os.getpid()
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What a round took where clients are other machines.
+    """What a round took where clients are other machines."""
 
-    Attributes:
-        round: Its number.
-        seconds: From the first letter to the last answer.
-        beyond_training: Seconds in which no site trained or scored.
-        bytes_down: Sent to the sites, letters and shared parts.
-        bytes_up: Received from them.
-        sources: Where each site's BatchNorm came from.
-        left_out: Who was left out, and why.
-    """
-
-    round: int
-    seconds: float
-    beyond_training: float
-    bytes_down: int
-    bytes_up: int
+    round: int  # its number
+    seconds: float  # from the first letter to the last answer
+    beyond_training: float  # seconds in which no site trained or scored
+    bytes_down: int  # sent to the sites, letters and shared parts
+    bytes_up: int  # received from them
+    # where each site's BatchNorm came from
     sources: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # who was left out, and why
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round gave.
+    """What a round gave."""
 
-    Attributes:
-        state: What the run holds after it; no local part where clients keep their own.
-        records: Its numbers; scores that arrive late are records of the round that they are about.
-        notes: What a user should hear of it.
-        facts: What a later process must know beside the state.
-        cost: What it took, where that is counted.
-        files: Further files of the job, by name.
-    """
-
-    state: RunState
+    state: RunState  # what the run holds after it; no local part where clients keep their own
+    # its numbers; scores that arrive late are records of the round that they are about
     records: Sequence[Record] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what a user should hear of it
+    # what a later process must know beside the state
     facts: Mapping[str, Any] = field(default_factory=dict)
-    cost: RoundCost | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    cost: RoundCost | None = None  # what it took, where that is counted
+    files: Mapping[str, bytes] = field(default_factory=dict)  # further files of the job, by name
 
 
 class Engine(Protocol):

@@ -400,19 +400,13 @@ _READ = 256
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found in data.
+    """One thing found in data."""
 
-    Attributes:
-        severity: `error` would stop a run, `warning` may spoil its result, `note` is good to know.
-        site: Whose data; empty where it concerns several.
-        file: Which file, or which split of data in memory; empty where it concerns several.
-        text: What is the matter, on one line.
-    """
-
+    # `error` would stop a run, `warning` may spoil its result, `note` is good to know
     severity: Severity
-    site: str
-    file: str
-    text: str
+    site: str  # whose data; empty where it concerns several
+    file: str  # which file, or which split of data in memory; empty where it concerns several
+    text: str  # what is the matter, on one line
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

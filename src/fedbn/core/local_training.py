@@ -41,31 +41,19 @@ class Passes:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """One local training of a client.
+    """One local training of a client."""
 
-    Attributes:
-        model: The client's joined model; trained in place.
-        data: What it trains on.
-        training: Optimiser and batch size; the optimiser starts anew each time.
-        steps: How many batches.
-        draws: Decides the order of samples, and their augmentation.
-        terms: Added to the loss.
-        changes: Called in turn between the backward pass and the step.
-        only: The `id` of the parameters and buffers that are changed at all; None for all.
-        loss: What is minimised, of outputs and targets.
-        passes: How batches go through the model.
-    """
-
-    model: nn.Module
-    data: AnySplit
-    training: Training
-    steps: int
-    draws: torch.Generator
-    terms: Sequence[Term] = ()
-    changes: Sequence[Change] = ()
+    model: nn.Module  # the client's joined model; trained in place
+    data: AnySplit  # what it trains on
+    training: Training  # optimiser and batch size; the optimiser starts anew each time
+    steps: int  # how many batches
+    draws: torch.Generator  # decides the order of samples, and their augmentation
+    terms: Sequence[Term] = ()  # added to the loss
+    changes: Sequence[Change] = ()  # called in turn between the backward pass and the step
+    # the `id` of the parameters and buffers that are changed at all; None for all
     only: Set[int] | None = None
-    loss: Loss = CLASSIFICATION.loss
-    passes: Passes = field(default_factory=Passes)
+    loss: Loss = CLASSIFICATION.loss  # what is minimised, of outputs and targets
+    passes: Passes = field(default_factory=Passes)  # how batches go through the model
 
 
 def local_train(work: ClientWork) -> Trained:

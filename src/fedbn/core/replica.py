@@ -28,19 +28,14 @@ from fedbn.errors import ModelError
 
 @dataclass(frozen=True)
 class Speedups:
-    """What is done for speed alone; by default nothing.
+    """What is done for speed alone; by default nothing."""
 
-    Attributes:
-        passes: Gives a model the passes it is trained with.
-        scoring: Gives a model the one that is scored in its place; None for itself.
-        chosen: What was chosen, in words for a run's records.
-        close: Ends the threads of it.
-    """
-
-    passes: Callable[[], Passes] = Passes
+    passes: Callable[[], Passes] = Passes  # gives a model the passes it is trained with
+    # gives a model the one that is scored in its place; None for itself
     scoring: Callable[[nn.Module], FoldedModel | None] = lambda model: None
+    # what was chosen, in words for a run's records
     chosen: Mapping[str, str] = field(default_factory=dict)
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None  # ends the threads of it
 
 
 PLAIN = Speedups()

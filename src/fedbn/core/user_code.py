@@ -74,19 +74,13 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Habits:
-    """What was noticed.
+    """What was noticed."""
 
-    Attributes:
-        draws: Whose generators are drawn from: torch's, Python's, NumPy's.
-        keeps: The Python attributes of modules that a pass changes, by their path.
-        scoring: Whether a pass in evaluation mode draws or changes anything.
-        repeats: Whether two passes from one seed give the same.
-    """
-
-    draws: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()  # whose generators are drawn from: torch's, Python's, NumPy's
+    # the Python attributes of modules that a pass changes, by their path
     keeps: tuple[str, ...] = ()
-    scoring: bool = False
-    repeats: bool = True
+    scoring: bool = False  # whether a pass in evaluation mode draws or changes anything
+    repeats: bool = True  # whether two passes from one seed give the same
 
     @property
     def notes(self) -> list[str]:

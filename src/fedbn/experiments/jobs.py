@@ -177,38 +177,25 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to one job.
+    """One thing that happened to one job."""
 
-    Attributes:
-        kind: The beginning (rounds of all jobs: done, and in all), what a job had done before it,
-            a remark, a finished round, a finished job, one that ends before its last round, or a
-            failure.
-        job: Method, setting and seed.
-        round: Rounds done.
-        rounds: Rounds in all.
-        text: The remark, or the error's line.
-        whole: Whether the remark is about the whole run, and not about this job.
-        exit_code: The failure's exit code.
-        records: The round's numbers; of a job that goes on, those of its earlier rounds.
-        ahead: At the beginning: what is left of each job.
-        beside: At the beginning: how many jobs run side by side.
-        over: Whether a job was finished before this part of the run.
-        metric: What a round is judged by, in plain values.
-        gave: All that a round gave, or the end of a job: in the process that ran it, no other.
-    """
-
+    # the beginning (rounds of all jobs: done, and in all), what a job had done before it, a remark,
+    # a finished round, a finished job, one that ends before its last round, or a failure
     kind: Literal["begin", "earlier", "note", "round", "done", "stopped", "failed"]
-    job: Key
-    round: int = 0
-    rounds: int = 0
-    text: str = ""
-    whole: bool = False
-    exit_code: int = 0
+    job: Key  # method, setting and seed
+    round: int = 0  # rounds done
+    rounds: int = 0  # rounds in all
+    text: str = ""  # the remark, or the error's line
+    whole: bool = False  # whether the remark is about the whole run, and not about this job
+    exit_code: int = 0  # the failure's exit code
+    # the round's numbers; of a job that goes on, those of its earlier rounds
     records: list[dict[str, Any]] = field(default_factory=list)
-    ahead: list[Ahead] = field(default_factory=list)
-    beside: int = 1
-    over: bool = False
+    ahead: list[Ahead] = field(default_factory=list)  # at the beginning: what is left of each job
+    beside: int = 1  # at the beginning: how many jobs run side by side
+    over: bool = False  # whether a job was finished before this part of the run
+    # what a round is judged by, in plain values
     metric: dict[str, Any] = field(default_factory=dict)
+    # all that a round gave, or the end of a job: in the process that ran it, no other
     gave: Round | None = None
 
     @property

@@ -151,21 +151,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Merged:
-    """Runs, put together.
+    """Runs, put together."""
 
-    Attributes:
-        parts: The runs.
-        raw: The configuration of the whole.
-        homes: In the order of the whole's jobs: the run that has a job.
-        absent: Jobs of the whole that no run has.
-        remarks: What else must be said.
-    """
-
-    parts: Sequence[Part]
-    raw: Raw
-    homes: Mapping[Key, Part]
-    absent: tuple[str, ...]
-    remarks: tuple[str, ...]
+    parts: Sequence[Part]  # the runs
+    raw: Raw  # the configuration of the whole
+    homes: Mapping[Key, Part]  # in the order of the whole's jobs: the run that has a job
+    absent: tuple[str, ...]  # jobs of the whole that no run has
+    remarks: tuple[str, ...]  # what else must be said
 
     @property
     def records(self) -> Rows:

@@ -48,29 +48,21 @@ _OWN = ("training_loss", "refused")
 
 @dataclass(frozen=True)
 class Run:
-    """What the jobs of a run have in common.
+    """What the jobs of a run have in common."""
 
-    Attributes:
-        folder: Where they are written.
-        make_engine: Makes a job's engine, and is given who hears its remarks.
-        listener: Hears how it goes.
-        stop: Asked after each round; True ends the run with its state saved.
-        work: What a round of a job takes, beside other jobs'.
-        workers: How many jobs run side by side at most, in processes of their own.
-        late_scores: Whether a round's scores come with the next one's answers.
-        apart: Whether jobs may run in processes of their own, which read the folder alone.
-        writers: Who writes each job down.
-    """
-
-    folder: RunFolder
+    folder: RunFolder  # where they are written
+    # makes a job's engine, and is given who hears its remarks
     make_engine: Callable[[Job, Note], Engine]
-    listener: Listener
+    listener: Listener  # hears how it goes
+    # asked after each round; True ends the run with its state saved
     stop: Callable[[], bool] = lambda: False
+    # what a round of a job takes, beside other jobs'
     work: Callable[[Job], float] = lambda job: 1.0
-    workers: int = 1
-    late_scores: bool = False
+    workers: int = 1  # how many jobs run side by side at most, in processes of their own
+    late_scores: bool = False  # whether a round's scores come with the next one's answers
+    # whether jobs may run in processes of their own, which read the folder alone
     apart: bool = True
-    writers: dict[Key, Writer] = field(default_factory=dict)
+    writers: dict[Key, Writer] = field(default_factory=dict)  # who writes each job down
 
     def writer(self, job: Job) -> Writer:
         """Who writes a job down."""
@@ -260,17 +252,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Reached:
-    """How far a job has come.
+    """How far a job has come."""
 
-    Attributes:
-        state: What it gives: the state of its newest round, or of its best.
-        round: Its newest round.
-        damaged: What was damaged of newer ones.
-    """
-
-    state: RunState
-    round: int
-    damaged: tuple[str, ...]
+    state: RunState  # what it gives: the state of its newest round, or of its best
+    round: int  # its newest round
+    damaged: tuple[str, ...]  # what was damaged of newer ones
 
 
 def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:

@@ -206,17 +206,11 @@ def _step(optimizer: torch.optim.Optimizer, stack: Stack, counts: Tensor | None)
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """A batch of each client, padded with zeros to the largest.
+    """A batch of each client, padded with zeros to the largest."""
 
-    Attributes:
-        x: (clients, samples, ...).
-        y: (clients, samples).
-        counts: How many samples of each client count; None for all.
-    """
-
-    x: Tensor
-    y: Tensor
-    counts: Tensor | None
+    x: Tensor  # (clients, samples, ...)
+    y: Tensor  # (clients, samples)
+    counts: Tensor | None  # how many samples of each client count; None for all
 
     @property
     def sizes(self) -> Tensor | int:
