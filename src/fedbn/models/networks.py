@@ -90,12 +90,7 @@ def digit_cnn(classes: int, input_shape: tuple[int, ...]) -> nn.Module:
 
 
 def _conv(
-    inputs: int,
-    outputs: int,
-    kernel: int = 5,
-    stride: int = 1,
-    padding: int = 2,
-    bias: bool = True,
+    inputs: int, outputs: int, kernel: int = 5, stride: int = 1, padding: int = 2, bias: bool = True
 ) -> list[nn.Module]:
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=bias)
     return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]

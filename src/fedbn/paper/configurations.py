@@ -34,11 +34,7 @@ def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
         ['10 of 300 epochs', '1 of 2 seeds', 'lr 0.1 (paper scale: 0.01)']
     """
     theirs, ours = checked(paper, "paper"), checked(used)
-    return [
-        *_length(theirs, ours),
-        *_lists(theirs, ours),
-        *_values(_flat(theirs), _flat(ours)),
-    ]
+    return [*_length(theirs, ours), *_lists(theirs, ours), *_values(_flat(theirs), _flat(ours))]
 
 
 def protocol_cut(paper: Mapping[str, Any], used: Mapping[str, Any]) -> bool:

@@ -35,13 +35,7 @@ _TEST_SHARE = 0.2
 
 
 def joined(
-    path: str,
-    run: str,
-    site: str,
-    method: str,
-    setting: str,
-    seed: int,
-    test: str | None = None,
+    path: str, run: str, site: str, method: str, setting: str, seed: int, test: str | None = None
 ) -> Federation:
     """The data of a run and of a site that joined it; what a joining run's `[data]` names.
 
