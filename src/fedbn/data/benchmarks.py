@@ -15,14 +15,7 @@ import torch
 from pydantic import Field
 
 from fedbn.core.federation import AnySplit, Client, Federation
-from fedbn.data.image_folders import (
-    Division,
-    PictureReader,
-    PictureSet,
-    check_folder,
-    listed,
-    of_one_type,
-)
+from fedbn.data import image_folders
 from fedbn.data.images import FlipAndTurn
 from fedbn.data.storage import Info, check_distinct, subfolders
 from fedbn.errors import ConfigError, DataError, unknown
@@ -78,22 +71,22 @@ class Benchmark:
         self,
         root: Path,
         size: int,
-        division: Division,
+        division: image_folders.Division,
         augment: FlipAndTurn | None,
         domains: Sequence[str] | None = None,
     ) -> Federation:
         """Read the pictures below a folder, one client a domain; of all domains, or of some."""
-        reading = PictureReader(size, keep=self.name)
+        reading = image_folders.PictureReader(size, keep=self.name)
         chosen = checked_domains(domains, self.domains)
         found = replace(self, domains=chosen).pictures(root)
         parts = {domain: division.divide(pictures, domain) for domain, pictures in found.items()}
-        clients = of_one_type([reading.client(d, parts[d], augment) for d in chosen])
+        clients = image_folders.of_one_type([reading.client(d, parts[d], augment) for d in chosen])
         told = {"aliases": dict(self.aliases)}
         return Federation(self.name, clients, self.classes, preparation=told)
 
-    def pictures(self, root: Path) -> dict[str, PictureSet]:
+    def pictures(self, root: Path) -> dict[str, image_folders.PictureSet]:
         """List all pictures of the wanted classes below a folder, by domain."""
-        check_folder(root, f"the folders {', '.join(self.domains)}")
+        image_folders.check_folder(root, f"the folders {', '.join(self.domains)}")
         homes = self._found(root, self.domains)
         check_distinct([home for domain in self.domains for home in homes[domain]])
         return {domain: self._pictures(homes[domain]) for domain in self.domains}
@@ -111,14 +104,14 @@ class Benchmark:
             return {file: Path(self.name, file.relative_to(place)) for file in files}
         raise refusals[0]
 
-    def _pictures(self, homes: Sequence[Path]) -> PictureSet:
+    def _pictures(self, homes: Sequence[Path]) -> image_folders.PictureSet:
         # Office-31 keeps the classes of a domain one folder deeper, in `images`.
         deeper = [home / "images" if (home / "images").is_dir() else home for home in homes]
         folders: dict[str, list[Path]] = {}
         for home in deeper:
             for name, found in self._found(home, self.classes).items():
                 folders.setdefault(name, []).extend(found)
-        return listed(folders, self.classes)
+        return image_folders.listed(folders, self.classes)
 
     def _found(self, root: Path, wanted: Sequence[str]) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}

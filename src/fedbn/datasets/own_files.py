@@ -13,26 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from fedbn.core.federation import Client, Federation
+from fedbn.data import image_folders, own_pictures
 from fedbn.data.arrays import array_split, common_classes, read_npz
 from fedbn.data.benchmarks import TestShare
-from fedbn.data.image_folders import (
-    FOLDER_LAYOUT,
-    Division,
-    divided_site,
-    find_sites,
-    folder_classes,
-    of_one_type,
-)
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.lazy_split import Workers
 from fedbn.data.masks import MASK_LAYOUT, MaskReader, find_masked, mask_values, read_masks
-from fedbn.data.own_pictures import (
-    Normalize,
-    PictureOptions,
-    check_apart,
-    manifest_listing,
-    picture_federation,
-)
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_files import TABLE_LAYOUT, read_sites
 from fedbn.data.tables import TableOptions, table_federation
@@ -50,7 +36,7 @@ def folders(
     depth: PictureDepth | None = None,
     group: str | None = None,
     channels: Literal[1, 3] = 3,
-    normalize: Normalize = None,
+    normalize: own_pictures.Normalize = None,
     augment: bool = False,
     lazy: bool | None = None,
     workers: Workers = 0,
@@ -79,19 +65,23 @@ def folders(
         workers: Processes that read ahead; never changes a result.
     """
     if path is None:
-        raise ConfigError(f"data.path is needed for data 'folders': {FOLDER_LAYOUT}")
-    division = Division(test_share, split_seed)
+        raise ConfigError(f"data.path is needed for data 'folders': {image_folders.FOLDER_LAYOUT}")
+    division = image_folders.Division(test_share, split_seed)
     place = Path(path)
     if place.is_file():
-        listing, classes = manifest_listing(place, division)
+        listing, classes = own_pictures.manifest_listing(place, division)
     else:
-        sites = find_sites(place)
-        classes = folder_classes(sites)
-        listing = {site.name: divided_site(site, classes, division, group) for site in sites}
-        check_apart(listing)
-    how = PictureOptions(size, depth, channels, normalize, augment, cache, lazy, workers)
+        sites = image_folders.find_sites(place)
+        classes = image_folders.folder_classes(sites)
+        listing = {
+            site.name: image_folders.divided_site(site, classes, division, group) for site in sites
+        }
+        own_pictures.check_apart(listing)
+    how = own_pictures.PictureOptions(
+        size, depth, channels, normalize, augment, cache, lazy, workers
+    )
     name = place.stem if place.is_file() else place.resolve().name
-    return picture_federation(name or "folders", listing, classes, how)
+    return own_pictures.picture_federation(name or "folders", listing, classes, how)
 
 
 def masks(
@@ -130,7 +120,7 @@ def masks(
     )
     if classes and len(classes) != len(known):
         raise DataError(f"data.classes: {len(classes)} names, but masks have the values {known}")
-    clients = of_one_type(
+    clients = image_folders.of_one_type(
         [
             reader.client(name, [reader.split(part, known) for part in own], test_share, split_seed)
             for name, own in found.items()

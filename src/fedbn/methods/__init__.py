@@ -14,35 +14,25 @@ from typing import Any
 
 import fedbn.methods
 from fedbn import registry
-from fedbn.core.aggregation import (
-    krum,
-    mean,
-    median,
-    multi_krum,
-    server_adagrad,
-    server_adam,
-    server_momentum,
-    server_yogi,
-    trimmed_mean,
-)
+from fedbn.core import aggregation
 from fedbn.core.method import Method, proximal
 from fedbn.core.selectors import local, only
 from fedbn.errors import ConfigError, unknown
 
 __all__ = ["parse_method"]
 PARTS: dict[str, Callable[..., Any]] = {
-    "adagrad": server_adagrad,
-    "adam": server_adam,
-    "krum": krum,
+    "adagrad": aggregation.server_adagrad,
+    "adam": aggregation.server_adam,
+    "krum": aggregation.krum,
     "local": local,
-    "mean": mean,
-    "median": median,
-    "momentum": server_momentum,
-    "multikrum": multi_krum,
+    "mean": aggregation.mean,
+    "median": aggregation.median,
+    "momentum": aggregation.server_momentum,
+    "multikrum": aggregation.multi_krum,
     "only": only,
     "prox": proximal,
-    "trimmed": trimmed_mean,
-    "yogi": server_yogi,
+    "trimmed": aggregation.trimmed_mean,
+    "yogi": aggregation.server_yogi,
 }
 _PIECE = re.compile(r"(?P<name>[\w.:]+)\s*(?:\((?P<args>[^()]*)\))?")
 
