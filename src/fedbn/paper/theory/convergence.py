@@ -26,21 +26,16 @@ line by line, which leaves three ways to have one:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, count
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedbn.errors import ConfigError
 from fedbn.paper.theory.kernels import block_diagonal, least_eigenvalue
-from fedbn.paper.theory.network import Network, loss, predict, require_alpha
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from fedbn.paper.theory.network import Samples
+from fedbn.paper.theory.network import Network, Samples, loss, predict, require_alpha
 
 
 def joint_step(network: Network, samples: Samples, eta: float) -> Network:

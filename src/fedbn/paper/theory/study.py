@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from fedbn.errors import ConfigError
-from fedbn.paper.theory.convergence import (
-    bound,
-    compare,
-    dependence,
-    descend,
-    federated_round,
-    first_violation,
-    joint_step,
-    required_width,
-)
+from fedbn.paper.theory import convergence
 from fedbn.paper.theory.kernels import (
     Evolution,
     block_diagonal,
@@ -28,16 +22,14 @@ from fedbn.paper.theory.kernels import (
     start_gram,
     tangent_kernel,
 )
-from fedbn.paper.theory.network import Network, initial_network, personalise, random_clients
+from fedbn.paper.theory.network import (
+    Network,
+    Samples,
+    initial_network,
+    personalise,
+    random_clients,
+)
 from fedbn.text import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from fedbn.paper.theory.network import Samples
-
 
 Errors = tuple[float, ...]
 
@@ -208,8 +200,10 @@ def _branch(
     """Train a method in all ways, and look at its kernels at a few times of joint descent."""
     times = sorted({0, *(t for t in (1, 10, 100) if t < setting.steps), setting.steps})
     eta, steps, alpha = setting.eta, setting.steps, setting.alpha
-    joint = descend(network, data, eta=eta, steps=steps, keep=times)
-    rounds = descend(network, data, eta=eta, steps=steps, step=federated_round).errors
+    joint = convergence.descend(network, data, eta=eta, steps=steps, keep=times)
+    rounds = convergence.descend(
+        network, data, eta=eta, steps=steps, step=convergence.federated_round
+    ).errors
     boost = data.clients if network.is_local else 1
     now = [evolution(net, data, alpha) for net in joint.kept.values()]
     autograd = [tangent_kernel(net, data, alpha) for net in joint.kept.values()]
@@ -229,7 +223,7 @@ def _branch(
     def own(kernel: Tensor, step: Callable[[Network, Samples, float], Network]) -> OwnStep:
         values = spectrum(kernel)
         eta = setting.step / float(values[-1])
-        errors = descend(network, data, eta=eta, steps=steps, step=step).errors
+        errors = convergence.descend(network, data, eta=eta, steps=steps, step=step).errors
         return OwnStep(eta, float(values[-1] / values[0]), errors)
 
     return Branch(
@@ -237,8 +231,8 @@ def _branch(
         start=_bound(setting, start, joint.errors, rounds, min(kernels.total)),
         measured=joint.errors,
         rounds=rounds,
-        own=own(now[0].total, joint_step),
-        own_rounds=own(now[0].of_rounds(boost), federated_round),
+        own=own(now[0].total, convergence.joint_step),
+        own_rounds=own(now[0].of_rounds(boost), convergence.federated_round),
         kernels=kernels,
     )
 
@@ -246,14 +240,16 @@ def _branch(
 def _bound(setting: Setting, gram: Tensor, measured: Errors, rounds: Errors, least: float) -> Bound:
     values = tuple(spectrum(gram).tolist())
     mu = values[0]
-    curve = bound(measured[0], eta=setting.eta, mu=mu, steps=setting.steps)
-    width = required_width(setting.samples, mu=mu, alpha=setting.alpha, delta=setting.delta)
+    curve = convergence.bound(measured[0], eta=setting.eta, mu=mu, steps=setting.steps)
+    width = convergence.required_width(
+        setting.samples, mu=mu, alpha=setting.alpha, delta=setting.delta
+    )
     return Bound(
         spectrum=values,
         mu=mu,
         curve=curve,
-        violation=first_violation(measured, curve),
-        rounds_violation=first_violation(rounds, curve),
+        violation=convergence.first_violation(measured, curve),
+        rounds_violation=convergence.first_violation(rounds, curve),
         width=width,
         width_met=setting.width >= width,
         kernel_holds=least >= mu / 2,
@@ -268,11 +264,11 @@ def _checks(
     zero: Evolution,
     draws: int,
 ) -> Checks:
-    printed, start = (compare(gram, data.client) for gram in grams)
+    printed, start = (convergence.compare(gram, data.client) for gram in grams)
     sampled = monte_carlo_gram(data.x, setting.alpha, draws=draws, seed=setting.seed)
     pairs = zip(fedavg.rounds, fedavg.measured, strict=True)
     return Checks(
-        assumption=dependence(data.x).assumption_holds,
+        assumption=convergence.dependence(data.x).assumption_holds,
         definite=printed.definite and printed.definite_star,
         start_definite=start.definite,
         corollary=printed.holds,
