@@ -163,11 +163,15 @@ def test_a_missing_experiment(name: str, said: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("C11")
-def test_options_that_exclude_each_other(sites: Path, tmp_path: Path) -> None:
-    both = ("--set", "training.local_epochs=2", "--set", "training.local_steps=3")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("local_epochs", "local_steps"), ("epochs", "local_steps")],
+)
+def test_options_that_exclude_each_other(one: str, other: str, sites: Path, tmp_path: Path) -> None:
+    both = ("--set", f"training.{one}=2", "--set", f"training.{other}=3")
     answer = call("run", "--data", sites, *both, "--out", tmp_path / "out")
     assert (answer.code, (tmp_path / "out").exists()) == (3, False)
-    assert "local_epochs and local_steps exclude each other" in answer.line
+    assert f"{one} and {other} exclude each other" in answer.line
 
 
 @pytest.mark.shows("C15")

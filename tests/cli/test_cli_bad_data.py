@@ -111,6 +111,25 @@ def test_a_class_absent_at_one_client_is_only_a_warning(tmp_path: Path) -> None:
     assert "client b has no training sample of class 1" in answer.err
 
 
+@pytest.mark.shows("D07", "D11")
+def test_constant_features_and_one_class_train_to_finite_numbers(tmp_path: Path) -> None:
+    """A variance of nought at one client: what BatchNorm divides by is its epsilon."""
+
+    def change(content: Arrays) -> None:
+        content["train_x"][:] = 3.0
+        content["train_y"][:] = 1
+
+    sites = write_sites(tmp_path / "sites", change=change)
+    small = ("--model", "mlp", "--rounds", 3, "--seed", 0, "--method", "fedbn", "--workers", 1)
+    answer = call("run", "--data", sites, *small, "--out", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    assert "client b has no training sample of class 0" in answer.err
+    told = records(tmp_path / "out" / "metrics.jsonl")
+    assert {record["client"] for record in told} >= {"a", "b"}
+    assert all(math.isfinite(record["value"]) for record in told)
+    assert not [record for record in told if record["metric"] == "refused"]
+
+
 @pytest.mark.shows("D32")
 @pytest.mark.parametrize("validation", [0, 0.2])
 def test_extreme_imbalance_is_pointed_out_and_trains(validation: float, tmp_path: Path) -> None:
@@ -349,6 +368,7 @@ def gives():
 """
 
 
+@pytest.mark.shows("C07", "C08", "C14")
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [
@@ -387,6 +407,7 @@ def test_a_partition_that_cannot_be_dealt(
     assert said in answer.err
 
 
+@pytest.mark.shows("D22")
 def test_a_manifest_that_names_no_picture(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label,site\ngone.png,a,x\n")
     answer = call("run", "--data", "./list.csv", "--out", "out", cwd=tmp_path)

@@ -150,6 +150,10 @@ def test_files_that_may_not_grow_lose_no_finished_round(
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr.splitlines()[-1]
+    answer = call("resume", tmp_path / "run")
+    assert answer.code == 0, answer.err
+    assert call(*asked[:-1], tmp_path / "whole").code == 0
+    assert bits(tmp_path / "run") == bits(tmp_path / "whole")
 
 
 SLOW_WRITE = """
@@ -209,6 +213,7 @@ def test_a_read_only_folder_is_seen_before_training(
     run = tmp_path / "locked" / "run"
     commands = {
         ("run", "--data", sites, *SMALL, "--out", tmp_path / "locked" / "new"): 3,
+        ("resume", run, "--rounds", 9): 1,
         ("report", run): 3,
         ("adapt", run, "--data", sites / "a.npz", "--as", "c"): 1,
     }

@@ -293,7 +293,7 @@ def test_a_client_whose_statistics_cannot_be_computed_is_named_and_the_others_sc
     assert same(state.scored_with("d"), state.local["d"])
 
 
-@pytest.mark.shows("D03")
+@pytest.mark.shows("D03", "D04")
 def test_a_remainder_of_one_is_never_a_crash():
     # 11 = 5 + 5 + 1 and 6 = 5 + 1; 12 leaves two, and 4 is less than a batch
     state, _ = written(plan(fedbn(), federation(11, 12, 6, 4), rounds=2))

@@ -8,12 +8,15 @@ from awkward import AWKWARD, Awkward, compiled, one_bn_twice, small, tied_weight
 from hypothesis import given, strategies as st
 from torch import nn
 
+from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.packing import StateLayout
 from fedbn.core.replica import Replica
+from fedbn.core.rounds import initial_state
 from fedbn.core.state import Kind, entries, join, kinds, schema_hash, split, unwrap
 from fedbn.errors import ModelError
 from fedbn.methods.paper import fedavg, fedbn, silobn
+from tiny import done, plan, same
 
 ROWS = pytest.mark.parametrize("row", AWKWARD.values(), ids=AWKWARD)
 
@@ -166,3 +169,39 @@ def test_join_undoes_split(names: set[str], data: st.DataObject):
 def test_join_refuses_an_entry_on_both_sides():
     with pytest.raises(ModelError, match="both shared and local: w"):
         join({"w": torch.zeros(1)}, {"w": torch.zeros(1)})
+
+
+TRAINED = {
+    "affine=False": "M03",
+    "track_running_stats=False": "M02",
+    "momentum=None": "M04",
+    "SyncBatchNorm": "M05",
+    "one bn twice": "M07",
+    "tied weights": "M07",
+    "DataParallel inside": "M08",
+    "own subclass": "M09",
+    "parametrized": "M09",
+    "frozen": "M11",
+}
+
+
+@pytest.mark.shows("M02", "M03", "M04", "M05", "M07", "M08", "M09", "M11")
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_awkward_model_trains_and_its_batchnorm_stays(name: str, vectors: Federation):
+    """The rest is one for all, and each client's BatchNorm is of its own data."""
+    row = AWKWARD[name]
+    made = plan(fedbn(), vectors, lambda: nn.Sequential(row.build(), nn.Linear(3, 2)), rounds=2)
+    state, first = done(made), initial_state(made)
+    kept = {f"0.{entry}" for entry in row.affine | row.statistic}
+    assert state.shared.state.keys() == first.shared.state.keys()
+    assert not state.shared.state.keys() & kept
+    assert not same(state.shared, first.shared)
+    for client in "abc":
+        local = state.local[client].state
+        assert local.keys() <= kept
+        began = first.local[client].state
+        moved = {key for key, value in local.items() if not torch.equal(value, began[key])}
+        trained = {key for key in local if key.removeprefix("0.") in row.affine}
+        assert bool(moved & trained) is (bool(trained) and name != "frozen")
+        assert all(torch.isfinite(value).all() for value in local.values())
+    assert not same(state.local["a"], state.local["c"])

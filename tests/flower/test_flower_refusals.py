@@ -125,7 +125,11 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_is_left_out_and_named(bench: Bench, name: str) -> None:
     tamper, reason = HOSTILE[name]
-    bench.run(bench.grid(tamper))
+    grid = bench.grid(tamper)
+    found = trained(bench, grid, "run")
+    last = [a for s, _, a in grid.log if s == "plain" and messages.SHARED in a.content][-1]
+    for entry, value in load(last.content[messages.SHARED][KEY].data).items():
+        assert torch.equal(found[f"shared/{entry}"], value)  # the mean of one
     assert "round 1: photo is left out: " in bench.notes()
     assert reason in bench.notes()
     finished = [event for event in bench.events if event.kind == "round"]
