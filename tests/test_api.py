@@ -396,6 +396,7 @@ class Pruned(Exception):  # noqa: N818
     """As Optuna's: what a callback raises to end a trial."""
 
 
+@pytest.mark.shows("S15")
 def test_a_callback_that_raises_ends_the_run_with_the_round_saved(tmp_path: Path):
     def prune(done: fedbn.RoundDone) -> None:
         if done.round == 2:

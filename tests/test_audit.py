@@ -140,6 +140,7 @@ def fails(model, *sent):
     raise KeyError("odd")
 
 
+@pytest.mark.shows("A08")
 @pytest.mark.parametrize(
     ("get", "put", "line"),
     [
@@ -198,6 +199,7 @@ def test_the_command_line_says_it_in_a_table_and_in_json(tmp_path):
     }
 
 
+@pytest.mark.shows("A08")
 def test_a_function_that_does_not_exist_is_one_line(tmp_path):
     (tmp_path / "project.py").write_text(PROJECT)
     words = ("audit", "project:Net", "--set", "project:put", "--get")

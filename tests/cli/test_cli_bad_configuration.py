@@ -79,7 +79,7 @@ SET = {
 }
 
 
-@pytest.mark.shows("C01", "C02", "C03", "C04", "C10", "C16", "C17")
+@pytest.mark.shows("C01", "C02", "C03", "C04", "C10", "C16", "C17", "S12", "S13", "S14")
 @pytest.mark.parametrize(("setting", "said"), SET.values(), ids=SET)
 def test_a_wrong_value_is_named_and_nothing_is_written(
     setting: str, said: str, sites: Path, tmp_path: Path

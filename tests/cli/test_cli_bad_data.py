@@ -388,6 +388,7 @@ def test_a_users_own_data_set(name: str, code: int, said: str, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("S10", "S11")
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [
@@ -407,7 +408,7 @@ def test_a_partition_that_cannot_be_dealt(
     assert said in answer.err
 
 
-@pytest.mark.shows("D22")
+@pytest.mark.shows("D22", "S07")
 def test_a_manifest_that_names_no_picture(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label,site\ngone.png,a,x\n")
     answer = call("run", "--data", "./list.csv", "--out", "out", cwd=tmp_path)
@@ -431,6 +432,7 @@ def lazy(): return federation_of({"a": Broken(), "b": Broken()}, test_share=0.1)
 """
 
 
+@pytest.mark.shows("S01")
 def test_a_dataset_that_raises_while_training(tmp_path: Path) -> None:
     (tmp_path / "own_lazy.py").write_text(LAZY)
     answer = call("run", "--data", "own_lazy:lazy", "--rounds", "1", "--out", "out", cwd=tmp_path)

@@ -100,6 +100,7 @@ def changed(run: Path, to: Path, file: str, old: str, new: str) -> Path:
     return to
 
 
+@pytest.mark.shows("G01", "G02")
 @pytest.mark.parametrize(
     ("file", "old", "new", "code", "said"),
     [
@@ -119,6 +120,7 @@ def test_what_does_not_belong_together_is_refused(
     assert not (tmp_path / "all").exists()
 
 
+@pytest.mark.shows("G03")
 def test_an_unfinished_job_and_a_folder_that_is_its_own_output(home: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copytree(home / "fedbn-1", half)
@@ -169,6 +171,7 @@ class Stages(Rule):
         return "stages"
 
 
+@pytest.mark.shows("G04")
 def test_what_depends_on_the_number_of_rounds_cannot_grow(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +186,7 @@ def test_what_depends_on_the_number_of_rounds_cannot_grow(
     assert bits(run) == bits(home / "fedbn-0")
 
 
+@pytest.mark.shows("G04")
 @pytest.mark.parametrize(
     ("schedule", "args", "grows"),
     [

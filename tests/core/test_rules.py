@@ -127,6 +127,7 @@ def test_a_penalty_is_the_rule_that_only_adds_a_term() -> None:
     assert other.penalties == ()
 
 
+@pytest.mark.shows("R02")
 @pytest.mark.parametrize(
     ("declares", "said"),
     [
@@ -146,11 +147,13 @@ def test_a_wrong_declaration_is_refused_before_anything_runs(declares: Callable,
     assert said in str(caught.value)
 
 
+@pytest.mark.shows("R02")
 def test_the_same_rule_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"scaffold declares c of 0\.weight twice"):
         plan(parse_method("scaffold+scaffold"), federation(8, 6)).check()
 
 
+@pytest.mark.shows("R01", "R05")
 @pytest.mark.parametrize(
     ("then", "said"),
     [
@@ -171,6 +174,7 @@ def test_a_rule_that_errs_is_a_refusal_that_names_it(then: Callable, said: str) 
     assert said in refused(Mine(then))
 
 
+@pytest.mark.shows("R04")
 @pytest.mark.parametrize(
     "declares",
     [
@@ -189,6 +193,7 @@ def test_nan_in_what_a_rule_remembers_is_refused_and_named(declares: Callable) -
         run_round(made, initial_state(made), Trainer(made))
 
 
+@pytest.mark.shows("R04")
 def test_nan_at_the_server_ends_the_round_and_names_the_entry() -> None:
     def spoil(server):
         server.memory["h"]["0.weight"] = torch.full((4, 3), float("inf"))
@@ -201,6 +206,7 @@ def test_nan_at_the_server_ends_the_round_and_names_the_entry() -> None:
     assert not state.memory["mine.h/0.weight"].any()
 
 
+@pytest.mark.shows("R03")
 @pytest.mark.parametrize("place", ["shared", "local", "server"])
 def test_a_rule_that_declares_something_else_than_last_time_cannot_go_on(
     place: str, tmp_path: Path
@@ -227,6 +233,7 @@ def test_what_was_received_is_a_copy_and_what_was_sent_stays() -> None:
     assert same(ends[0].shared, ends[1].shared)
 
 
+@pytest.mark.shows("R06")
 @pytest.mark.parametrize(
     ("method", "training", "said"),
     [
@@ -290,6 +297,7 @@ def test_the_last_module_is_that_of_a_pass() -> None:
     assert made.method.remarks(found) == []
 
 
+@pytest.mark.shows("R08")
 def test_a_last_module_that_is_not_the_head_is_pointed_out() -> None:
     made = plan(parse_method("fedper"), federation(8, 6), lambda: Pair(nn.BatchNorm1d(2)))
     (said,) = made.method.remarks(entries(made.initial_model))

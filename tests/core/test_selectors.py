@@ -58,6 +58,7 @@ def test_an_alias_stays_local_with_its_first_name():
     assert not local("embed.*")(entry("head.weight", alias_of="embed.weight"))
 
 
+@pytest.mark.shows("R07")
 @pytest.mark.parametrize("word", ["", "module:", 3, None])
 def test_what_names_nothing_is_refused(word: object):
     with pytest.raises(ConfigError, match=r"legal are kinds \(bn, .*paths of modules, patterns"):
@@ -72,6 +73,7 @@ def test_a_path_is_a_module_or_an_entry_and_not_the_start_of_a_word():
     assert keeps(entry("head.weight"))
 
 
+@pytest.mark.shows("R11")
 def test_a_word_is_a_kind_first_and_the_module_of_that_name_is_pointed_out():
     model = nn.Sequential(OrderedDict(norm=nn.Linear(2, 2), last=nn.LayerNorm(2)))
     found = entries(model)
@@ -83,6 +85,7 @@ def test_a_word_is_a_kind_first_and_the_module_of_that_name_is_pointed_out():
     assert (fedavg() | local("module:norm")).remarks(found) == []
 
 
+@pytest.mark.shows("R07")
 @pytest.mark.parametrize(
     ("word", "near"), [("haed", "head"), ("haed.*", "head"), ("body.fst", "body.fc1")]
 )

@@ -190,6 +190,7 @@ def test_pictures_and_labels_come_in_the_forms_that_libraries_give():
         assert parts_of((np.zeros(shape, np.uint8), 0))[0].shape == (3, 6, 5)
 
 
+@pytest.mark.shows("S02")
 def test_changed_data_is_told_by_length_mark_and_a_sample():
     prints = [
         federation_of({"a": data}).fingerprint()["a"]
@@ -199,6 +200,7 @@ def test_changed_data_is_told_by_length_mark_and_a_sample():
     assert len(set(prints)) == 3
 
 
+@pytest.mark.shows("S17")
 def test_classes_that_differ_between_clients_are_refused():
     class Pets(Made):
         classes = ("cat", "dog", "owl")
@@ -253,6 +255,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.shows("S01", "S03")
 @pytest.mark.parametrize(("fault", "workers"), [*((f, 0) for f in FAULTS), ("raises", 1)])
 def test_a_bad_sample_is_one_line_naming_client_and_index(fault, workers):
     bad, match = FAULTS[fault]
@@ -261,6 +264,7 @@ def test_a_bad_sample_is_one_line_naming_client_and_index(fault, workers):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.shows("S01")
 def test_a_bad_sample_of_a_later_round_leaves_the_rounds_before_it(tmp_path):
     class Later(Made):
         def __getitem__(self, index):
@@ -275,6 +279,7 @@ def test_a_bad_sample_of_a_later_round_leaves_the_rounds_before_it(tmp_path):
     assert fedbn.open_run(tmp_path / "run", data=whole).state.round >= 1
 
 
+@pytest.mark.shows("S02")
 def test_a_dataset_that_changes_its_length_is_refused():
     data = Made()
     federation = federation_of({"a": data})
@@ -285,6 +290,7 @@ def test_a_dataset_that_changes_its_length_is_refused():
         federation.clients[0].train.batch(slice(0, 1))
 
 
+@pytest.mark.shows("S04")
 def test_a_dataset_that_cannot_be_copied_to_a_worker_is_named(monkeypatch):
     monkeypatch.setattr(lazy_split, "START", "spawn")
     data = Made()
@@ -293,6 +299,7 @@ def test_a_dataset_that_cannot_be_copied_to_a_worker_is_named(monkeypatch):
         federation_of({"a": data}, workers=1)
 
 
+@pytest.mark.shows("S17")
 def test_what_is_no_data_says_what_is():
     with pytest.raises(DataError, match=r"client a: expected .*, got a int"):
         federation_of({"a": 3})
@@ -304,6 +311,7 @@ def test_what_is_no_data_says_what_is():
         federation_of({"a": Made(2)})
 
 
+@pytest.mark.shows("S16")
 def test_a_worker_that_dies_is_one_line():
     import os
 

@@ -63,6 +63,7 @@ def double(data):
     return pandas.concat([data, data[["age"]]], axis=1)
 
 
+@pytest.mark.shows("S05", "S06")
 @pytest.mark.parametrize(
     ("change", "options", "error", "match"),
     [
@@ -88,6 +89,7 @@ def test_what_is_wrong_with_a_frame_is_one_line(change, options, error, match):
         federation_of({"a": change(frame())}, **given)
 
 
+@pytest.mark.shows("S17")
 def test_frames_beside_something_else_are_refused():
     with pytest.raises(DataError, match="client b: a tuple, but others are DataFrames"):
         federation_of({"a": frame(), "b": ([[1.0]], [0])}, label="outcome")

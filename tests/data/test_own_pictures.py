@@ -83,6 +83,7 @@ def changed(row, column, value):
     return change
 
 
+@pytest.mark.shows("S07", "S08", "S09")
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -99,6 +100,7 @@ def test_what_is_wrong_with_a_manifest_is_one_line(pictures, change, match):
         folders(manifest(pictures, change))
 
 
+@pytest.mark.shows("S08")
 def test_a_patient_in_train_and_test_folders_is_refused(pictures):
     for file in sorted(pictures.rglob("*.png")):
         part = "test" if file.name.endswith("_1.png") else "train"

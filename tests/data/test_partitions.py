@@ -65,6 +65,7 @@ def test_groups_are_never_divided():
     assert sum(map(len, patients)) == 60
 
 
+@pytest.mark.shows("S11")
 @pytest.mark.parametrize(
     "partition", ["dirichlet(0)", "dirichlet(-1)", "dirichlet", "dirichlet(nan)", "dirichlet(x)",
                   "shards(0)", "shards(1.5)", "iid(2)", "pathological"],
@@ -74,6 +75,7 @@ def test_a_partition_that_does_not_exist_says_which_do(partition):
         dealt_out(partition)
 
 
+@pytest.mark.shows("S10")
 def test_more_shards_or_clients_than_samples_are_refused():
     with pytest.raises(
         DataError, match=r"'shards\(100\)': .* 500 shards, but there are 240 samples"

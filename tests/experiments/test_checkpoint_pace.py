@@ -65,6 +65,7 @@ def test_ten_seconds_pass_between_quick_checkpoints_and_twenty_times_a_slow_one(
     assert pace.due(6)
 
 
+@pytest.mark.shows("G05")
 @pytest.mark.parametrize("value", [0, -1, "often", True, 1.5])
 def test_other_values_are_refused_with_the_legal_ones(value: object) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint.every = .*whole numbers >= 1, or 'auto'"):

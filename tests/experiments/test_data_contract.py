@@ -79,6 +79,7 @@ def test_a_class_that_is_missing_is_fine_and_said(tmp_path: Path) -> None:
     assert found.remarks == ("nyu has no training sample of class 1",)
 
 
+@pytest.mark.shows("H01", "H02")
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -95,6 +96,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, changes: dict, reason: str) 
         alone(section(table(tmp_path / "a.csv", **changes)), "nyu")
 
 
+@pytest.mark.shows("H02")
 def test_a_few_values_outside_the_range_and_columns_beside_it_are_said(tmp_path: Path) -> None:
     file = table(tmp_path / "a.csv", age=["130", *["50"] * 39])
     text = file.read_text().splitlines()
@@ -111,6 +113,7 @@ def test_a_site_says_where_its_own_label_is(tmp_path: Path) -> None:
     assert alone(section(file, label="ausgang"), "nyu").classes == ("0", "1")
 
 
+@pytest.mark.shows("H03")
 def test_a_contract_that_says_too_little_is_refused(tmp_path: Path) -> None:
     file = table(tmp_path / "a.csv")
     with pytest.raises(ConfigError, match=r"data\.contract\.columns is needed"):
@@ -132,6 +135,7 @@ def picture_contract(size: int = 32) -> dict[str, Any]:
     return {"classes": ["common", "rare"], "size": size}
 
 
+@pytest.mark.shows("H04")
 def test_pictures_of_other_sizes_and_without_a_class_fit(tmp_path: Path) -> None:
     one = pictures(tmp_path / "one", {"common": 12, "rare": 8}, 40)
     two = pictures(tmp_path / "two", {"common": 12}, 64)
@@ -144,6 +148,7 @@ def test_pictures_of_other_sizes_and_without_a_class_fit(tmp_path: Path) -> None
         alone(section(other, picture_contract()), "three")
 
 
+@pytest.mark.shows("H04")
 def test_a_data_set_with_other_classes_or_shape_is_refused() -> None:
     digits = DataSection.model_validate(
         {"name": "digits_mini", "contract": {"classes": ["a", "b"]}}
@@ -194,6 +199,7 @@ def test_nothing_of_a_single_row_is_in_a_report(tmp_path: Path) -> None:
     assert notes == ["column 'pain': 1 rare categories are not named; add them by hand"]
 
 
+@pytest.mark.shows("H05")
 def test_what_sites_disagree_on_is_noted(tmp_path: Path) -> None:
     one = table(tmp_path / "a.csv", out=["0"])
     two = table(tmp_path / "b.csv", rename={"chol": "bmi"}, pain=["1", "2"])

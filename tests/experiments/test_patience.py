@@ -108,6 +108,7 @@ def test_a_run_that_was_interrupted_stops_where_it_would_have(at: int, tmp_path:
     assert went_on.records == whole.records
 
 
+@pytest.mark.shows("S13")
 def test_patience_needs_validation_data_and_takes_what_clients_bring() -> None:
     with pytest.raises(ConfigError, match=r"a, b brought none: set evaluation\.validation"):
         fit(training__patience=4, evaluation__validation=0.0)
@@ -126,6 +127,7 @@ def test_patience_needs_validation_data_and_takes_what_clients_bring() -> None:
     assert same_runs(again.state, result.state)
 
 
+@pytest.mark.shows("S13")
 @pytest.mark.parametrize(
     ("raw", "line"),
     [

@@ -92,6 +92,7 @@ def changed(lines: list[bytes], how: str) -> list[bytes]:
     return [lines[0], lines[2], lines[1], *lines[3:]]
 
 
+@pytest.mark.shows("H22")
 @pytest.mark.parametrize("how", ["a flipped byte", "a removed line", "two lines moved"])
 def test_a_changed_log_is_found_out(logs, how: str) -> None:
     _, homes, _ = logs
@@ -102,6 +103,7 @@ def test_a_changed_log_is_found_out(logs, how: str) -> None:
     assert "WRONG  line 2" in verified(home)
 
 
+@pytest.mark.shows("H23")
 def test_an_end_that_was_cut_off_is_found_by_the_other_sides_log(logs) -> None:
     fed, homes, _ = logs
     home = homes["photo"]
@@ -113,6 +115,7 @@ def test_an_end_that_was_cut_off_is_found_by_the_other_sides_log(logs) -> None:
     assert "1 hash(es) that" in verified(home, "--against", other)
 
 
+@pytest.mark.shows("H24")
 def test_another_key_cannot_write_the_log_anew(logs) -> None:
     _, homes, _ = logs
     home, old = homes["photo"], events(homes["photo"])

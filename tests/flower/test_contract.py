@@ -92,6 +92,7 @@ def test_the_server_hears_of_no_value_and_no_path_of_a_site(bench: Bench, tmp_pa
     assert str(tmp_path) not in said
 
 
+@pytest.mark.shows("H01")
 def test_a_site_that_does_not_fit_the_contract_is_refused_by_name(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_site_may_keep_its_names_to_itself(bench: Bench, tmp_path: Path) -> No
         server_app.ask_reports(quiet, report_order("fed"), expected())
 
 
+@pytest.mark.shows("H06")
 def test_a_site_sets_its_own_data_and_nothing_else() -> None:
     assert site_app.data_section("digits_mini", ["data.size=8"]) == {
         "name": "digits_mini",
@@ -118,6 +120,7 @@ def test_a_site_sets_its_own_data_and_nothing_else() -> None:
         site_app.data_section("digits_mini", ["training.lr=1"])
 
 
+@pytest.mark.shows("H01")
 def test_check_compares_a_sites_table_with_the_contract(tmp_path: Path) -> None:
     folder = server_app.make(tmp_path / "fed", NAMES)
     file = write(tmp_path / "export.csv", 0)

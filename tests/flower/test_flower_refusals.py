@@ -121,7 +121,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.shows("F24", "F26", "F27", "F28", "F30", "F31", "F32", "F33", "F34", "W10", "W02")
+@pytest.mark.shows(
+    "F24", "F26", "F27", "F28", "F30", "F31", "F32", "F33", "F34", "W10", "W02", "H25"
+)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_is_left_out_and_named(bench: Bench, name: str) -> None:
     tamper, reason = HOSTILE[name]

@@ -314,6 +314,7 @@ def test_a_client_that_missed_rounds_keeps_its_own(site: Site) -> None:
         assert torch.equal(site.seen[1][name], value + 1 if is_bn(name) else value + 100)
 
 
+@pytest.mark.shows("A07")
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_a_message_that_runs_twice_starts_both_times_from_the_part_before_it(
     site: Site, earlier: int
@@ -396,6 +397,7 @@ def refused(site: Site, state: Mapping[str, Tensor]) -> str:
     return reply.error.reason
 
 
+@pytest.mark.shows("A03")
 def test_arrays_of_another_model_are_refused_in_a_line(site: Site) -> None:
     less = {name: value for name, value in started().items() if name != "fc.bias"}
     assert "fc.bias is missing, expected (2,)" in refused(site, less)
@@ -406,12 +408,14 @@ def test_arrays_of_another_model_are_refused_in_a_line(site: Site) -> None:
     assert "send ArrayRecord(model.state_dict())" in refused(site, numbered_ones)
 
 
+@pytest.mark.shows("A03")
 def test_a_reply_of_another_model_is_refused_and_nothing_kept(site: Site, tmp_path: Path) -> None:
     site.reply = lambda msg: RecordDict({"arrays": ArrayRecord({"odd": torch.zeros(1)})})
     assert "arrays of the app's reply do not fit" in site(message()).error.reason
     assert not (tmp_path / "run-7").exists()
 
 
+@pytest.mark.shows("A06")
 def test_an_app_that_fails_keeps_the_part_it_had(site: Site, tmp_path: Path) -> None:
     site(message())
     before = part(tmp_path, 0)
@@ -425,6 +429,7 @@ def test_an_app_that_fails_keeps_the_part_it_had(site: Site, tmp_path: Path) -> 
     assert all(torch.equal(value, before[name]) for name, value in part(tmp_path, 0).items())
 
 
+@pytest.mark.shows("A05")
 def test_a_damaged_part_is_named_and_not_started_anew(site: Site, tmp_path: Path) -> None:
     site(message())
     file = tmp_path / "run-7" / "0.safetensors"
@@ -436,6 +441,7 @@ def test_a_damaged_part_is_named_and_not_started_anew(site: Site, tmp_path: Path
     assert "sha256" in reason
 
 
+@pytest.mark.shows("A04")
 @pytest.mark.parametrize(
     ("method", "named"),
     [
@@ -454,18 +460,21 @@ def test_what_a_mod_cannot_do_is_refused_by_name(method: str, named: str, tmp_pa
     assert named in str(error.value)
 
 
+@pytest.mark.shows("A01")
 def test_a_model_without_batchnorm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the model has no such entry"):
         keep_local(plain_net, "fedbn", folder=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.shows("A02")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FedbnError, match=r"cannot write .*file"):
         keep_local(make_model, folder=tmp_path / "file" / "kept")
 
 
+@pytest.mark.shows("A02")
 def test_a_folder_that_is_lost_later_is_one_line_at_both_ends(site: Site, tmp_path: Path) -> None:
     tmp_path.joinpath("run-7").write_text("in the way")
     assert "cannot write" in site(message()).error.reason

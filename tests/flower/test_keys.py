@@ -58,6 +58,7 @@ def test_no_private_key_of_a_site_is_ever_at_the_server(fed: FederationFolder) -
     assert fed.keys() == {own: "nyu"}
 
 
+@pytest.mark.shows("H16")
 def test_a_request_that_was_changed_or_is_another_keys_is_refused(fed: FederationFolder) -> None:
     fedbn("request", "nyu")
     about = json.loads(Path("nyu.request").read_text())
@@ -68,6 +69,7 @@ def test_a_request_that_was_changed_or_is_another_keys_is_refused(fed: Federatio
             read_request(Path("bad.request"))
 
 
+@pytest.mark.shows("H17")
 def test_a_fingerprint_that_differs_or_that_nobody_confirms_is_refused(fed) -> None:
     fedbn("request", "nyu")
     wrong = fedbn("admit", str(fed.path), "nyu.request", "--fingerprint", "00:11", fine=False)
@@ -77,6 +79,7 @@ def test_a_fingerprint_that_differs_or_that_nobody_confirms_is_refused(fed) -> N
     assert fed.read().sites == ()
 
 
+@pytest.mark.shows("H18")
 def test_a_key_is_replaced_only_by_a_request_that_the_old_one_signed(fed) -> None:
     admitted(fed)
     before = fed.keys()
@@ -92,6 +95,7 @@ def test_a_key_is_replaced_only_by_a_request_that_the_old_one_signed(fed) -> Non
     assert fed.read().sites == ("nyu",)
 
 
+@pytest.mark.shows("H19")
 def test_a_site_that_was_revoked_stays_out(fed: FederationFolder) -> None:
     admitted(fed)
     admitted(fed, "usm")
@@ -104,6 +108,7 @@ def test_a_site_that_was_revoked_stays_out(fed: FederationFolder) -> None:
     assert "unknown site 'nyu'" in fedbn("revoke", str(fed.path), "nyu", fine=False)
 
 
+@pytest.mark.shows("H19")
 def test_a_site_that_is_revoked_during_a_run_is_out_from_the_next_message(bench: Bench) -> None:
     names = ["plain", "photo"]
     grid = bench.grid()
@@ -138,6 +143,7 @@ def test_the_certificate_is_renewed_and_the_host_changes(fed: FederationFolder) 
     assert all(fine for fine, _ in preflight.check_folder(fed))
 
 
+@pytest.mark.shows("H20")
 def test_a_certificate_that_ends_within_thirty_days_is_said(fed: FederationFolder) -> None:
     authority = credentials.read_authority(fed.ca_key, fed.ca)
     fed.certify(authority, ["server.example"], 20)
@@ -146,6 +152,7 @@ def test_a_certificate_that_ends_within_thirty_days_is_said(fed: FederationFolde
     assert not said[1].endswith("(soon)")
 
 
+@pytest.mark.shows("H17")
 def test_a_site_joins_only_under_the_authority_that_was_confirmed(fed, tmp_path: Path) -> None:
     admitted(fed)
     bundle, home = read_bundle(fed.bundle("nyu")), Path("nyu")
@@ -165,6 +172,7 @@ def test_a_site_joins_only_under_the_authority_that_was_confirmed(fed, tmp_path:
         federation_keys.known_authority(bundle, tmp_path / "empty", right)
 
 
+@pytest.mark.shows("H21")
 def test_a_second_run_while_one_is_on_is_refused_naming_the_first(fed: FederationFolder) -> None:
     first, other = (server_app.the_only_run(fed, name) for name in ("first", "other"))
     with first, pytest.raises(ConfigError, match="run first is on"), other:

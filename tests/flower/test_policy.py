@@ -62,6 +62,7 @@ def test_without_a_policy_a_server_takes_a_picture_out_of_a_site(bench: Bench) -
     assert (pictures - found).abs().amax(dim=1).min() < 1e-3
 
 
+@pytest.mark.shows("H07")
 @pytest.mark.parametrize(
     ("raw", "rule"),
     [
@@ -79,6 +80,7 @@ def test_what_the_strict_policy_forbids_is_refused_and_named(bench: Bench, raw, 
     assert not [answer for _, _, answer in grid.log if messages.SHARED in answer.content]
 
 
+@pytest.mark.shows("H08")
 def test_methods_and_models_are_allowed_by_name_or_by_the_models_hash(bench: Bench) -> None:
     with pytest.raises(TooFewClients, match=r"forbids method fedavg \(methods = \['fedbn'\]\)"):
         bench.run(grid_with(bench, Policy(approval=False, methods=["fedbn"])), ATTACK)
@@ -91,6 +93,7 @@ def test_methods_and_models_are_allowed_by_name_or_by_the_models_hash(bench: Ben
     bench.run(grid_with(bench, Policy(approval=False, models=[known])))
 
 
+@pytest.mark.shows("H08")
 def test_an_order_of_another_method_than_the_experiments_is_refused(bench: Bench) -> None:
     (order,) = server_app.orders(checked(RAW), "fed")
     changed = messages.put(order.model_copy(update={"method": "fedavg"}))
@@ -98,6 +101,7 @@ def test_an_order_of_another_method_than_the_experiments_is_refused(bench: Bench
         bench.site("plain", policy=STRICT).answer(changed, RecordDict())
 
 
+@pytest.mark.shows("H09")
 def test_a_policy_says_how_many_runs_a_site_takes(bench: Bench) -> None:
     policy = Policy(approval=False, max_runs=1)
     bench.run(grid_with(bench, policy), name="one")
@@ -115,6 +119,7 @@ def test_numbers_that_the_policy_keeps_are_not_sent(bench: Bench) -> None:
         assert (answer["loss"], answer["scores"]) == (None, [])
 
 
+@pytest.mark.shows("H10")
 def test_an_experiment_waits_until_a_person_approves_it(bench: Bench, tmp_path: Path) -> None:
     def grid() -> FakeGrid:
         return FakeGrid([bench.site(name, policy=Policy(), home=tmp_path / name) for name in SITES])
@@ -141,6 +146,7 @@ def test_an_experiment_waits_until_a_person_approves_it(bench: Bench, tmp_path: 
         bench.run(grid(), name="withdrawn")
 
 
+@pytest.mark.shows("H10")
 def test_training_itself_needs_the_approval_and_not_only_the_first_question(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -167,6 +173,7 @@ def test_approval_that_comes_while_the_run_waits_lets_it_begin(bench: Bench, tmp
     assert "plain waits for approval" in bench.notes()
 
 
+@pytest.mark.shows("H11")
 @pytest.mark.parametrize("path", ["/etc/hostname", "/no/such/file"])
 def test_a_site_says_nothing_of_a_path_that_the_server_names(bench: Bench, path: str) -> None:
     order = server_app.orders(checked(RAW), "fed")[0]
@@ -180,6 +187,7 @@ def test_a_site_says_nothing_of_a_path_that_the_server_names(bench: Bench, path:
     )
 
 
+@pytest.mark.shows("H12")
 def test_a_site_refuses_the_steps_that_another_sites_count_asks_for(bench: Bench) -> None:
     raw = {**RAW, "training": {"rounds": 1, "unequal": "repeat"}}
 
@@ -197,6 +205,7 @@ def test_a_site_refuses_the_steps_that_another_sites_count_asks_for(bench: Bench
         bench.run(grid, raw)
 
 
+@pytest.mark.shows("H13")
 def test_a_count_far_from_the_one_agreed_is_refused(bench: Bench, tmp_path: Path) -> None:
     folder = server_app.make(tmp_path / "fed", SITES)
     assert folder.agree("photo", 10) is None
@@ -208,6 +217,7 @@ def test_a_count_far_from_the_one_agreed_is_refused(bench: Bench, tmp_path: Path
         bench.run(bench.grid(), expected=expected)
 
 
+@pytest.mark.shows("H14")
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a" * 101, "new\nline"])
 @pytest.mark.parametrize("field", ["federation", "run"])
 def test_no_name_of_an_order_leads_out_of_its_folder(bench: Bench, field: str, name: str) -> None:
@@ -221,6 +231,7 @@ def test_no_name_of_an_order_leads_out_of_its_folder(bench: Bench, field: str, n
         bench.site(name, folder=None)
 
 
+@pytest.mark.shows("H14")
 def test_a_hash_that_is_none_is_refused(bench: Bench) -> None:
     (order,) = server_app.orders(checked(RAW), "fed")
     content = messages.put(order)
@@ -230,6 +241,7 @@ def test_a_hash_that_is_none_is_refused(bench: Bench) -> None:
         messages.get(content, Order)
 
 
+@pytest.mark.shows("H15")
 def test_a_policy_is_a_file_that_names_what_is_wrong_with_it(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text(Policy().to_toml())

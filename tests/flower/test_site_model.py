@@ -149,6 +149,7 @@ def test_a_message_done_twice_writes_its_numbers_once(bench: Bench) -> None:
     assert before == after
 
 
+@pytest.mark.shows("H26")
 def test_another_run_of_the_same_name_does_not_overwrite_a_sites_model(bench: Bench) -> None:
     bench.run(bench.grid())
     other = Bench(bench.root)

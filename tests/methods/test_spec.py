@@ -89,6 +89,7 @@ def test_mu_of_the_configuration_fills_what_is_not_written():
     assert parse_method("fedprox") == fedprox()
 
 
+@pytest.mark.shows("R09")
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
@@ -134,6 +135,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.shows("R09")
 @given(st.text(max_size=30) | st.lists(PIECES, max_size=10).map("".join))
 @example("fedbn+prox('\\d')")
 @example("fedbn+prox(\x00)")
@@ -167,6 +169,7 @@ def test_a_users_own_method_and_part(own_module: str):
     assert sys.path[-1] == str(Path.cwd())  # whatever is called as one of Python's hides nothing
 
 
+@pytest.mark.shows("R09")
 def test_a_broken_module_of_the_users_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "broken_methods.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)

@@ -89,6 +89,7 @@ def test_train_and_test_folders_are_kept(tmp_path: Path):
     assert (len(client.train), len(client.tests["one"])) == (5, 3)
 
 
+@pytest.mark.shows("T05", "T06", "T07")
 def test_bad_masks_are_named(sites: Path):
     def refused(match: str, **options: object) -> None:
         with pytest.raises(FedbnError, match=match) as found:
@@ -160,6 +161,7 @@ def test_a_numeric_label_is_regression_and_several_columns_are_labels(tmp_path: 
     assert read.y.shape == (30, 1)
 
 
+@pytest.mark.shows("T10")
 def test_bad_label_columns_are_named(tmp_path: Path):
     path = str(write_tables(tmp_path / "t"))
 
@@ -213,6 +215,7 @@ def test_published_weights_but_for_the_head(tmp_path: Path):
         fedbn.fit(data, lambda classes: Small(classes), rounds=1, model__fresh=["head.*"], **asked)
 
 
+@pytest.mark.shows("R10")
 @pytest.mark.parametrize(
     ("affine", "words"), [(True, r"\+local\(instance\)"), (False, "norm='batch'")]
 )

@@ -187,6 +187,7 @@ def test_tables_gains_and_the_best_round_turn_where_less_is_better(tmp_path: Pat
     assert reached(table.curves("a"), 0.45, error) == {"fedbn": 2, "fedavg": 2}
 
 
+@pytest.mark.shows("T14")
 def test_compare_turns_too_and_refuses_two_metrics(tmp_path: Path):
     for number, rate in enumerate((0.1, 0.0001)):
         for seed in range(3):
@@ -347,6 +348,7 @@ def refused(name: str, match: str, error: type[Exception] = ConfigError, **more:
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.shows("T04")
 def test_targets_that_do_not_fit_name_the_task_that_does():
     refused("regression", "learns from masks, but data made has numbers; task.name = 'regression'",
             task="segmentation")  # fmt: skip
@@ -356,6 +358,7 @@ def test_targets_that_do_not_fit_name_the_task_that_does():
     )
 
 
+@pytest.mark.shows("T08", "T09")
 def test_a_bad_loss_is_refused():
     refused("regression", r"gives shape \(2, 2\).*one number", loss=lambda o, t: (o - t).abs())
     refused("regression", "gives float", loss=lambda o, t: 1.0)
@@ -380,6 +383,7 @@ def vector(said: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
 vector.higher_is_better = False  # type: ignore[attr-defined]
 
 
+@pytest.mark.shows("T01", "T02", "T03")
 def test_a_bad_metric_is_refused():
     refused("regression", "metric _odd fails: ValueError: odd", metrics=[_odd])
     refused("regression", r"vector gives shape \(2,\); legal is one number", metrics=[vector])
@@ -389,12 +393,14 @@ def test_a_bad_metric_is_refused():
     refused("regression", "a list of one metric or more", metrics=[])
 
 
+@pytest.mark.shows("T12")
 def test_bad_class_weights_are_refused():
     refused("regression", "takes no class_weights", task__class_weights="balanced")
     refused("classification", "2 numbers, but the data has 3", task__class_weights=[1.0, 2.0])
     refused("classification", "legal are finite numbers >= 0", task__class_weights=[1.0, -2.0, 1.0])
 
 
+@pytest.mark.shows("T05", "T07", "T10", "T11")
 def test_bad_targets_are_refused():
     def broken(name: str, y: torch.Tensor, match: str) -> None:
         data = DATA[name]()
@@ -416,6 +422,7 @@ def test_bad_targets_are_refused():
         fedbn.fit(nobody, MODELS["multilabel"], **QUICK)
 
 
+@pytest.mark.shows("T13")
 def test_outputs_that_do_not_fit_are_refused():
     with pytest.raises(ModelError, match=r"has 2 target\(s\): expected \(2, 2\)"):
         fedbn.fit(DATA["regression"](), MODELS["multilabel"], **QUICK)

@@ -130,6 +130,7 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("R05")
 def test_a_rule_that_errs_names_itself_and_every_client(
     data: Path, tmp_path: Path, monkeypatch
 ) -> None:
