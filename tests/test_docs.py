@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from reliability import LINES
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -127,6 +129,46 @@ def test_the_citation_has_the_version():
 
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.findall(r"^version: (.*)$", cited, re.MULTILINE) == [fedbn.__version__]
+
+
+def test_the_changelog_begins_with_the_version():
+    import fedbn
+
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", log, re.MULTILINE)[0] == fedbn.__version__
+
+
+def methods_table():
+    """What each method shares and remembers; methods of which both are the same stand together."""
+    from fedbn import registry
+
+    alike = {}
+    for name, said in sorted(registry.said("fedbn.methods", "ABOUT").items()):
+        alike.setdefault(said, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {' | '.join(said)} |" for said, names in alike.items()]
+    return "\n".join(["| method | shared | remembered |", "|---|---|---|", *sorted(rows)])
+
+
+def test_the_readme_says_of_each_method_what_it_shares_and_remembers():
+    assert methods_table() + "\n\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_its_headline_is_the_one_of_the_results():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    gain = re.search(r"gains (\+[\d.]+) points .* interval (\+[\d.]+ to \+[\d.]+\d)", text)
+    measured = (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
+    assert f"{gain[1]} ({gain[2]})" in measured
+    assert len(text.splitlines()) <= 150
+    assert f"{len(LINES)} of them" in text
+
+
+def test_every_page_can_be_reached():
+    import yaml
+
+    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    found = re.findall(r"[a-z-]+\.md", str(listed))
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert set(found) == pages
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])

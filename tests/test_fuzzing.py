@@ -68,7 +68,7 @@ ODD_VALUES = st.one_of(
     st.sampled_from(["é" * 300, [], {}, [[]], [1, "a"], {"a": {"b": 1}}, [None], "nan", "fedbn"]),
     st.text(max_size=8),
     st.floats(allow_nan=False),
-)
+).map(copy.deepcopy)
 
 
 @st.composite

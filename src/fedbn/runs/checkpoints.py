@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -29,10 +30,12 @@ from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.rounds import RunState
 from fedbn.core.state import State
 from fedbn.errors import DamagedRun, ModelError
-from fedbn.runs.folder import explained, sealed, sync_folder, unsealed, write_through
+from fedbn.runs.folder import explained, sealed, sync_folder, to_json, unsealed, write_through
+from fedbn.runs.metrics import Manifest, read_as
 
 FORMAT = 3
 """Of a manifest and the tensors beside it."""
+_MANIFEST = TypeAdapter(Manifest)
 _KEEP = 2
 _NAME = re.compile(r"round-(\d{6,})")
 T = TypeVar("T")
@@ -198,13 +201,13 @@ class Checkpoint:
         where = f"{self._file}, the {section} part of {client}"
         try:
             row = {key: self._tensors.get_slice(f"{section}/{key}")[number] for key in labels}
-        except (SafetensorError, IndexError) as error:
+            _verified(row, about["clients"][client], where)
+            return {
+                name: row[label][offset : offset + math.prod(shape)].view(shape)
+                for name, (label, offset, shape) in about["entries"].items()
+            }
+        except (SafetensorError, IndexError, RuntimeError) as error:
             raise DamagedRun(f"{where}: damaged ({error})") from error
-        _verified(row, about["clients"][client], where)
-        return {
-            name: row[label][offset : offset + math.prod(shape)].view(shape)
-            for name, (label, offset, shape) in about["entries"].items()
-        }
 
     def verify(self) -> int:
         """Read everything; returns the round."""
@@ -357,6 +360,7 @@ def _first_whole(folder: Path, read: Callable[[Path], T]) -> tuple[T | None, lis
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read a checkpoint's manifest, which has a checksum of its own."""
     manifest = unsealed(path / "manifest.json", FORMAT)
+    read_as(_MANIFEST, to_json(manifest), str(path / "manifest.json"))
     if place_of(path.parent, manifest["round"]) != path:
         raise DamagedRun(f"{path}: another round's checkpoint (round {manifest['round']})")
     return manifest

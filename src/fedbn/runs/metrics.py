@@ -167,6 +167,23 @@ class Environment(_Part):
     weights: dict[str, str] = {}
 
 
+_Whole = Annotated[int, Field(ge=0)]
+
+
+class _Rows(_Part):
+    clients: dict[str, str]
+    entries: dict[str, tuple[str, _Whole, list[_Whole]]]
+
+
+class Manifest(_Part):
+    """`manifest.json` of a checkpoint."""
+
+    round: _Whole
+    best: int | None = None
+    rows: dict[str, _Rows]
+    sections: dict[str, str]
+
+
 def read_as(kind: TypeAdapter[T], content: bytes, where: str) -> T:
     """Read JSON as what it must be.
 
