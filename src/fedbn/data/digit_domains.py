@@ -227,7 +227,29 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
             f"{digits_folder()}: no mnist_m: expected {describe_forms('mnist_m')}; or, to make it "
             f"from MNIST, a folder of photographs at {folder} or as data.photographs"
         )
-    return _made(folder, seed, whole)
+    mnist, files = needed_source("mnist"), photograph_files(folder)
+    key = {
+        "version": _VERSION,
+        "mnist": fingerprint(mnist.files),
+        "photographs": fingerprint(files),
+        "seed": seed,
+        "whole": whole,
+    }
+
+    def blend() -> Arrays:
+        """Blend in another order than MNIST's own; an original stays in training or test."""
+        read, arrays = [read_photograph(file) for file in files], {}
+        divided = zip(("train", "test"), train_and_test(mnist, seed), strict=True)
+        for part, (images, labels) in divided:
+            order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
+            chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
+            draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))
+            arrays[f"{part}_x"] = colour28(blended(images[chosen], read, draws))
+            arrays[f"{part}_y"] = labels[chosen]
+        return arrays
+
+    remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"
+    return Loaded(cached("mnist_m", key, blend), remark, stand_in=True)
 
 
 def twins() -> bool:
@@ -245,29 +267,3 @@ def needed_source(domain: str) -> DigitSource:
             "`fedbn data prepare digits` gets it, FEDBN_DATA names the folder above"
         )
     return source
-
-
-def _made(folder: Path, seed: int, whole: bool) -> Loaded:
-    mnist, files = needed_source("mnist"), photograph_files(folder)
-    key = {
-        "version": _VERSION,
-        "mnist": fingerprint(mnist.files),
-        "photographs": fingerprint(files),
-        "seed": seed,
-        "whole": whole,
-    }
-
-    def blend() -> Arrays:
-        """Blend in another order than MNIST's own; an original stays in training or test."""
-        photographs, arrays = [read_photograph(file) for file in files], {}
-        divided = zip(("train", "test"), train_and_test(mnist, seed), strict=True)
-        for part, (images, labels) in divided:
-            order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
-            chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
-            draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))
-            arrays[f"{part}_x"] = colour28(blended(images[chosen], photographs, draws))
-            arrays[f"{part}_y"] = labels[chosen]
-        return arrays
-
-    remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"
-    return Loaded(cached("mnist_m", key, blend), remark, stand_in=True)

@@ -85,34 +85,28 @@ def pairs_in(home: Path) -> MaskedPictures:
     return MaskedPictures(tuple(pictures.values()), tuple(masks[name] for name in pictures))
 
 
-def read_mask(file: Path, picture: Path, side: tuple[int, int]) -> NDArray[np.int64]:
-    """Read a mask's values, resized to (width, height); to be used inside `watched()`."""
-    with opened(picture) as whole:
-        size = whole.size
-    with opened(file) as mask:
-        if mask.size != size:
-            raise DataError(
-                f"{shown(file)}: {mask.size[0]}×{mask.size[1]} pixels, but its picture has "
-                f"{size[0]}×{size[1]}"
-            )
-        mask.load()
-        plain = mask.convert("L") if mask.mode == "1" else mask
-        values = np.asarray(plain.resize(side, Image.Resampling.NEAREST), dtype=np.int64)
-    if values.ndim == 3:
-        first = values[..., 0]
-        if not (values[..., :3] == first[..., None]).all():
-            raise DataError(
-                f"{shown(file)}: colours; legal are masks of one channel or of palette indices, "
-                "whose values are classes"
-            )
-        return first
-    return values
-
-
 def read_masks(found: MaskedPictures, side: tuple[int, int]) -> list[NDArray[np.int64]]:
-    """Read the values of masks."""
-    with watched():
-        return [read_mask(m, p, side) for m, p in zip(found.masks, found.pictures, strict=True)]
+    """Read the values of masks, resized to (width, height)."""
+    read = []
+    for file, picture in zip(found.masks, found.pictures, strict=True):
+        with watched(), opened(picture) as whole, opened(file) as mask:
+            if mask.size != whole.size:
+                raise DataError(
+                    f"{shown(file)}: {mask.size[0]}×{mask.size[1]} pixels, but its picture has "
+                    f"{whole.size[0]}×{whole.size[1]}"
+                )
+            mask.load()
+            plain = mask.convert("L") if mask.mode == "1" else mask
+            values = np.asarray(plain.resize(side, Image.Resampling.NEAREST), dtype=np.int64)
+        if values.ndim == 3:
+            if not (values[..., :3] == values[..., :1]).all():
+                raise DataError(
+                    f"{shown(file)}: colours; legal are masks of one channel or of palette "
+                    "indices, whose values are classes"
+                )
+            values = values[..., 0]
+        read.append(values)
+    return read
 
 
 def mask_values(masks: Mapping[Path, NDArray[np.int64]]) -> list[int]:

@@ -189,7 +189,7 @@ def _warn_once(text: str) -> None:
         _LOG.warning(text)
 
 
-_NO_FILE = "not a file, but a pipe, a socket or a device"
+NO_FILE = "not a file, but a pipe, a socket or a device"
 _SKIPPED = frozenset({"__MACOSX", "__pycache__", "@eaDir"})
 
 
@@ -239,15 +239,9 @@ def scan(folder: Path, above: frozenset[tuple[int, int]] | None = None) -> Itera
         elif entry.is_symlink() and not entry.exists():
             yield Trouble(entry, "a link that leads nowhere")
         elif not entry.is_file():
-            yield Trouble(entry, _NO_FILE)
+            yield Trouble(entry, NO_FILE)
         else:
             yield entry
-
-
-def check_regular(file: Path) -> None:
-    """Refuse what would not end when read: a pipe, a device."""
-    if file.exists() and not file.is_file():
-        raise DataError(f"{shown(file)}: {_NO_FILE}")
 
 
 def check_distinct(places: Sequence[Path]) -> None:

@@ -11,7 +11,6 @@ and mapped from there (1.6 GB for all four sites), so that several processes sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -83,22 +82,6 @@ def correlations(series: Tensor, window: int, stride: int) -> Tensor:
     row, column = torch.triu_indices(regions, regions, offset=1)
     products = torch.bmm(z, z.transpose(1, 2)).flatten(1)
     return products.index_select(1, row * regions + column).clamp_(-1, 1)
-
-
-def read_windows(files: Sequence[Path], window: int, stride: int) -> tuple[Tensor, list[int]]:
-    """Read subjects and correlate: all windows, subject by subject, and how many each has."""
-    read = [(file, *read_series(file)) for file in files]
-    for file, names, series in read:
-        if names != read[0][1]:
-            raise DataError(f"{shown(file)}: other regions than {shown(files[0])}")
-        if len(series) < window:
-            raise DataError(f"{shown(file)}: {len(series)} frames, but data.window = {window}")
-    counts = [1 + (len(series) - window) // stride for _, _, series in read]
-    regions = len(read[0][1])
-    x = torch.empty(sum(counts), regions * (regions - 1) // 2)
-    for part, (_, _, series) in zip(x.split(counts), read, strict=True):
-        part.copy_(correlations(series, window, stride))
-    return x, counts
 
 
 SITES = {"NYU": "NYU", "USM": "USM", "UM": "UM_1", "UCLA": "UCLA_1"}
@@ -179,11 +162,22 @@ def _phenotypes(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _split(subjects: Subjects, window: int, stride: int) -> Split:
+    """Read subjects and correlate: all windows, subject by subject."""
     files = [file for file, _ in subjects]
     key = {"windows": _VERSION, "window": window, "stride": stride, "files": fingerprint(files)}
 
     def make() -> Arrays:
-        x, counts = read_windows(files, window, stride)
+        read = [(file, *read_series(file)) for file in files]
+        for file, names, series in read:
+            if names != read[0][1]:
+                raise DataError(f"{shown(file)}: other regions than {shown(files[0])}")
+            if len(series) < window:
+                raise DataError(f"{shown(file)}: {len(series)} frames, but data.window = {window}")
+        counts = [1 + (len(series) - window) // stride for _, _, series in read]
+        regions = len(read[0][1])
+        x = torch.empty(sum(counts), regions * (regions - 1) // 2)
+        for part, (_, _, series) in zip(x.split(counts), read, strict=True):
+            part.copy_(correlations(series, window, stride))
         return {"x": x.numpy(), "counts": np.array(counts)}
 
     made = cached("abide", key, make)

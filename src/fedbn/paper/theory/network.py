@@ -59,16 +59,6 @@ def as_double(values: Array, what: str) -> Tensor:
     return tensor
 
 
-def second_moment(x: Tensor) -> Tensor:
-    """`S = (1/M) Σ_j x_j x_jᵀ`, the matrix a client's BatchNorm measures.
-
-    Examples:
-        >>> second_moment(torch.tensor([[1.0, 0.0], [0.0, 2.0]])).tolist()
-        [[0.5, 0.0], [0.0, 2.0]]
-    """
-    return x.T @ x / x.shape[0]
-
-
 def pool(
     inputs: Sequence[Array],
     targets: Sequence[Array],
@@ -96,7 +86,7 @@ def pool(
     _check_shapes(tables, labels)
     if center:
         tables = [x - x.mean(dim=0) for x in tables]
-    given = [second_moment(x) for x in tables] if moments is None else list(moments)
+    given = [x.T @ x / len(x) for x in tables] if moments is None else list(moments)
     owners = torch.repeat_interleave(
         torch.arange(len(tables)), torch.tensor([x.shape[0] for x in tables])
     )
