@@ -278,14 +278,12 @@ def divided_site(
     site: SiteFolders, classes: Sequence[str], division: Division, group: str | None = None
 ) -> tuple[PictureSet, ...]:
     """Divide a site's pictures into training and test, and perhaps validation."""
-    if "all" in site.parts:
-        parts: tuple[PictureSet, ...] = (site.pictures("all", classes),)
-    else:
-        parts = tuple(site.pictures(part, classes) for part in _PARTS if part in site.parts)
-    for name, part in zip(site.parts, parts, strict=True):
+    named = {part: site.pictures(part, classes) for part in site.parts}
+    for name, part in named.items():
         if not len(part):
             where = "" if name == "all" else f" in {name}"
             raise DataError(f"site {site.name}: no pictures{where}; expected {FOLDER_LAYOUT}")
+    parts = tuple(named.values())
     if group is not None:
         parts = tuple(replace(part, groups=owners(part.files, group)) for part in parts)
     return division.divide(parts[0], site.name) if len(parts) == 1 else parts
