@@ -19,7 +19,7 @@ from fedbn.core.federation import Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import Record, RunState, initial_state
+from fedbn.core.rounds import Record, RunState, initial_state, train_client
 from fedbn.core.scoring import evaluate
 from fedbn.core.user_code import habits
 from fedbn.errors import Interrupted, TooFewClients
@@ -165,6 +165,22 @@ def test_the_state_of_the_global_generator_does_not_matter(vectors: Federation):
         torch.manual_seed(seed)
         runs.append(run(plan(fedbn(), vectors, dropout_net)))
     assert same_runs(*runs)
+
+
+def test_the_largest_client_trains_first_and_no_bit_changes(monkeypatch):
+    begun = []
+
+    def train(plan, replica, client, state):
+        begun.append(client.name)
+        return train_client(plan, replica, client, state)
+
+    monkeypatch.setattr("fedbn.core.engine.train_client", train)
+    made, found = plan(fedbn(), federation(8, 16, 12), rounds=1), []
+    for most in (0, 1 << 26):
+        monkeypatch.setattr("fedbn.core.engine._KEPT_BYTES", most)
+        found.append(run(made, workers=1))
+    assert begun == ["a", "b", "c", "b", "c", "a"]
+    assert same_runs(*found)
 
 
 def test_results_come_in_order_whoever_is_first():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedbn.errors import ConfigError
-from fedbn.results.comparison import Side, changes, compare, explanation, markdown
+from fedbn.results.comparison import Side, changes, compare, explanation, markdown, with_ends_only
 from fedbn.results.paired_tests import paired
 from scores import record
 
@@ -197,6 +197,16 @@ def test_markdown_shows_names_as_they_are() -> None:
     row = next(line for line in text.splitlines() if "script" in line)
     assert row.startswith(r"| FedBN | \<script\>\|\\n\[x\](y) | 50.0 | 60.0 | +10.0 | – | – | – |")
     assert "<script>" not in text.replace(r"\<script\>", "")
+
+
+def test_of_many_clients_the_ends_are_printed_and_the_verdicts_counted() -> None:
+    names = [f"c{i:02}" for i in range(20)]
+    before = side("A", **{name: [0.5, 0.51, 0.49] for name in names})
+    after = side("B", **{n: [0.5 + i / 50, 0.52 + i / 50, 0.48] for i, n in enumerate(names)})
+    found = with_ends_only(compare(before, after))
+    shown = [line.client for line in found.pairs[0].lines]
+    assert shown == [*names[:5], *names[-5:], "mean"]
+    assert "of all: " in found.remarks[-1]
 
 
 def test_json_holds_everything() -> None:

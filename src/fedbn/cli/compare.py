@@ -21,6 +21,7 @@ from fedbn.results.comparison import (
     markdown,
     score_rows,
     score_titles,
+    with_ends_only,
 )
 from fedbn.results.result_table import Grid, Shown, written
 from fedbn.runs import metrics
@@ -71,7 +72,7 @@ def compare(
     sides = [_side(path) for path in runs]
     found = compared(sides[0], sides[-1], names)
     if form is Form.TEXT:
-        _print(found)
+        _print(with_ends_only(found))
     else:
         emit(_rendered(found, form), end="")
 

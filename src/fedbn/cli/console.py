@@ -153,12 +153,9 @@ def emit(text: str = "", end: str = "\n") -> None:
 def print_table(
     titles: Sequence[str], rows: Iterable[Sequence[object]], numbers: Container[int] = ()
 ) -> None:
-    """Print a table on stdout; names may hold anything.
+    """Print a table on stdout; names may hold anything, and a cell that is a `Text` has a style.
 
-    Args:
-        titles: Of the columns.
-        rows: A row a line; a cell that is a `Text` keeps its style.
-        numbers: The places of the columns that are put to the right.
+    `numbers` are the places of the columns that are put to the right.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, title in enumerate(titles):

@@ -12,7 +12,7 @@ import typer
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
 from fedbn.text import shown
-from fedbn.trained.export import Exported, export as exported
+from fedbn.trained.export import export as exported
 from fedbn.trained.opening import open_run
 
 app = console.commands()
@@ -58,19 +58,14 @@ def export(
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)
-    emit(_as_json(found) if json else shown(_sentence(found)))
-
-
-def _as_json(found: Exported) -> str:
-    plain = {**asdict(found), "file": str(found.file), "card": str(found.card)}
-    return codec.dumps(plain, indent=2, ensure_ascii=False)
-
-
-def _sentence(found: Exported) -> str:
+    if json:
+        plain = {**asdict(found), "file": str(found.file), "card": str(found.card)}
+        emit(codec.dumps(plain, indent=2, ensure_ascii=False))
+        return
     checked = found.agreement
     folded = ", ".join(f"{norm} into {layer}" for norm, layer in found.folded.items())
-    return (
+    text = (
         f"wrote {found.file} ({found.bytes:,} bytes) and {found.card.name}; on {checked.samples} "
         f"{checked.inputs} its outputs are within {checked.worst:.2g} of the model's"
-        + (f"; folded: {folded}" if folded else "")
     )
+    emit(shown(text + (f"; folded: {folded}" if folded else "")))

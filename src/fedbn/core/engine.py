@@ -102,6 +102,7 @@ class Pool(Generic[S]):
 
 _LOOK_SECONDS = 0.2  # how often a signal is looked for while clients train
 _WORTH_LOADING = 512
+_KEPT_BYTES = 1 << 26  # of a round's updates
 
 
 class Crew(Protocol):
@@ -151,10 +152,23 @@ class OneByOne:
         self.repeatable = found.repeats and device == "cpu"
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
-        """Train these clients for one round."""
-        return self._pool.ordered(
-            lambda replica, client: train_client(self._plan, replica, client, state), clients
+        """Train these clients for one round; where updates are small, the largest client first.
+
+        Then no round waits for a large client that began last. Their updates wait for their turn,
+        which large ones must not: they would all be in memory at once.
+        """
+        kept = sum(vector.nbytes for vector in state.shared.vectors.values()) * len(clients)
+        order = [*range(len(clients))]
+        if kept <= _KEPT_BYTES:
+            order.sort(key=lambda place: -len(clients[place].train))
+        done = self._pool.ordered(
+            lambda replica, client: train_client(self._plan, replica, client, state),
+            [clients[place] for place in order],
         )
+        if order == sorted(order):
+            return done
+        found = dict(zip(order, done, strict=True))
+        return [found[place] for place in range(len(clients))]
 
     def score(
         self, clients: Sequence[Client], state: RunState

@@ -196,11 +196,7 @@ class ScoreTable:
         return replace(self, columns=columns, histories=histories)
 
     def scores(self, report: Report = "last") -> dict[Key, Scores]:
-        """The metric on test data, in its unit, of each method and setting.
-
-        Args:
-            report: At the last round, or at the one with the best mean on validation data.
-        """
+        """The metric on test data, in its unit, of each method and setting."""
         found: dict[Key, Scores] = {}
         for key, seeds in self.histories.items():
             by_column: dict[str, dict[int, float]] = defaultdict(dict)
@@ -213,12 +209,9 @@ class ScoreTable:
     def curves(
         self, column: str, measure: Measure | None = None, keys: Iterable[Key] | None = None
     ) -> list[Curve]:
-        """A number over rounds in one column, or on average: a curve a method and setting.
+        """A number over rounds in one column, or in `mean`: a curve a method and setting.
 
-        Args:
-            column: Which, or `mean`.
-            measure: What; the run's own metric on test data unless given.
-            keys: Which methods and settings; all unless given.
+        It is the run's own metric on test data, and of all methods and settings, unless given.
         """
         measure = measure or self._own
         chosen = self.histories if keys is None else keys
@@ -345,12 +338,9 @@ class Summary:
 
 
 def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool = False) -> Summary:
-    """Summarise what methods come to on test data.
+    """Summarise what methods come to on test data, at the last round or the best by validation.
 
-    Args:
-        table: The run's numbers.
-        report: The last round, or the one with the best mean on validation data.
-        choose_setting: Keep, of each method, the setting best on validation data (a mu by grid).
+    `choose_setting` keeps, of each method, the setting best on validation data (a mu by grid).
     """
     scores = table.scores(report)
     kept, remarks = [key for key, own in scores.items() if own], list[str]()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.results import display_name
 from fedbn.results.aggregate import MEAN, Key, Records, Report, ScoreTable, summarize
 from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
+from fedbn.results.result_table import MOST
 from fedbn.text import counted, flat, harmless, table
 
 
@@ -63,6 +65,7 @@ _ENVIRONMENT = ("data", "versions", "weights")
 _SPLITS = ("split_seed", "fold")
 """Swept keys that repeat an experiment, as seeds do, on other parts of the same data."""
 _TEST_SHARE = 0.2
+_ENDS = 5
 
 
 class Repetition(NamedTuple):
@@ -373,6 +376,25 @@ def score_rows(pair: Pair, metric: Metric, named: bool = False) -> Iterator[tupl
     for line in pair.lines:
         yield (label, *_cells(line, metric.form))
         label = ""
+
+
+def with_ends_only(found: Comparison) -> Comparison:
+    """Of many clients, those that lose most and those that gain most, the mean, and how many."""
+    pairs, remarks = [], list(found.remarks)
+    for pair in found.pairs:
+        own = [line for line in pair.lines if line.client != MEAN]
+        if len(own) > MOST:
+            ordered = sorted(own, key=lambda line: line.test.difference)
+            kept = (*ordered[:_ENDS], *ordered[-_ENDS:], *pair.lines[len(own) :])
+            counts = Counter(line.verdict for line in own)
+            said = ", ".join(f"{verdict} {count:,}" for verdict, count in counts.most_common())
+            remarks.append(
+                f"{pair.b}: of {len(own):,} clients the {_ENDS} with the least and the {_ENDS} "
+                f"with the largest B − A; of all: {said} (--format csv: every one)"
+            )
+            pair = replace(pair, lines=kept)
+        pairs.append(pair)
+    return replace(found, pairs=tuple(pairs), remarks=tuple(remarks))
 
 
 def markdown(found: Comparison) -> str:

@@ -123,13 +123,9 @@ def legend(figure: Figure, entries: Mapping[str, Mapping[str, Any]]) -> Legend:
 def saved(
     figure: Figure, stem: Path, label: str = "", kinds: Sequence[str] = (".svg", ".png")
 ) -> tuple[Path, ...]:
-    """Write the remark below, and the figure as SVG and PNG; equal figures give equal files.
+    """Write the remark on scale and data below; equal figures give equal files.
 
-    Args:
-        figure: What was drawn.
-        stem: The file without its suffix; its folder is made where it is missing.
-        label: What must be said of scale and data.
-        kinds: Which files.
+    `stem` is the file without its suffix; its folder is made where it is missing.
     """
     if label:
         signs = int(figure.get_figwidth() * _SIGNS_AN_INCH)
@@ -206,15 +202,7 @@ def draw_curves_over_epochs(
     label: str = "",
     sharey: bool = False,
 ) -> tuple[Path, ...]:
-    """Draw one panel a name, one line a method (or setting), shaded ± one standard deviation.
-
-    Args:
-        curves: By panel.
-        stem: The file without its suffix.
-        ylabel: What is drawn.
-        label: What must be said of scale and data.
-        sharey: Draw all panels to one scale.
-    """
+    """Draw one panel a name, one line a method (or setting), shaded ± one standard deviation."""
     with styled():
         return saved(_curves(curves, "epoch", ylabel, sharey), stem, label)
 

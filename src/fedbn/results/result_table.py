@@ -121,13 +121,7 @@ def _spread(
 
 
 def readable(summary: Summary, width: int, named: bool = False) -> Grid:
-    """Lay a summary out for a page of so many signs: clients as columns where they are few and fit.
-
-    Args:
-        summary: A run's.
-        width: Of the terminal, or the page.
-        named: Write methods as a paper does.
-    """
+    """Lay a summary out for a line of so many signs: clients as columns where few, and they fit."""
     grid = grid_of(summary, named)
     many = len(summary.columns) - 1 > MOST or _SPREAD[0] in summary.columns
     return grid.turned if many or grid.width > width else grid
