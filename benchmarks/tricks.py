@@ -25,7 +25,7 @@ def _nothing() -> None:
 def _channels_last() -> None:
     import fedbn.fast
 
-    fedbn.fast.fastest = lambda model, sample: fedbn.fast.memory_formats.as_usual
+    fedbn.fast.fastest = lambda model, sample: fedbn.fast.as_usual
 
 
 def _freed_memory() -> None:

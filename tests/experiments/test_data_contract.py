@@ -15,8 +15,7 @@ from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.data_survey import proposed, report_of
 from fedbn.experiments.schema import ContractSection, DataSection
-from fedbn.experiments.site_data import alone
-from fedbn.experiments.sources import load_federation
+from fedbn.experiments.sources import alone, load_federation
 
 CONTRACT: dict[str, Any] = {
     "classes": ["0", "1"],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbn.fast.memory_formats import as_usual, channels_last, fastest
+from fedbn.fast import as_usual, channels_last, fastest
 from fedbn.models.networks import alexnet, digit_cnn, small_cnn
 
 IMAGES = torch.zeros(2, 3, 16, 16)

@@ -21,8 +21,7 @@ from fedbn.core.method import Proximal, proximal
 from fedbn.core.plan import Training
 from fedbn.core.rule import Term
 from fedbn.experiments.runner import run_plan
-from fedbn.fast import weight_gradients as asides
-from fedbn.fast.memory_formats import as_usual, channels_last
+from fedbn.fast import as_usual, channels_last, weight_gradients as asides
 from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, plain_steps
 from fedbn.methods.paper import fedbn
 from fedbn.methods.rules import ditto, scaffold

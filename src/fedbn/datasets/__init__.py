@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # Not for choosing: what the configuration of a joining run names, and that of a site's run.
-ELSEWHERE = {"joined": "fedbn.trained.joining", "at_site": "fedbn.experiments.site_data"}
+ELSEWHERE = {"joined": "fedbn.trained.joining", "at_site": "fedbn.experiments.sources"}
 
 
 def info_of(name: str) -> Info:

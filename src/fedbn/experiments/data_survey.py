@@ -22,8 +22,7 @@ from fedbn.data.tables import is_number
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.data_contract import own_pictures, own_tables
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.site_data import alone, own_section
-from fedbn.experiments.sources import data_name
+from fedbn.experiments.sources import alone, data_name, own_section
 
 LEAST = 10
 """Rows that must have a category for it to be named."""

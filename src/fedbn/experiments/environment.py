@@ -48,9 +48,8 @@ def facts_of(federation: Federation) -> dict[str, Any]:
 
 def facts_by_setting(federations: Mapping[str, Federation]) -> dict[str, Any]:
     """Collect the facts of each setting's data; once where all settings have the same."""
-    found = {id(federation): federation for federation in federations.values()}
-    if len(found) == 1:
-        return {_EVERY: facts_of(next(iter(found.values())))}
+    if len({id(federation) for federation in federations.values()}) == 1:
+        federations = {_EVERY: next(iter(federations.values()))}
     return {setting: facts_of(federation) for setting, federation in federations.items()}
 
 

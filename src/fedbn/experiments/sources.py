@@ -6,6 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,9 @@ from fedbn.core.user_code import contained
 from fedbn.data.checks import recognize
 from fedbn.data.partitions import dealt
 from fedbn.data.python_data import Data, federation_of
-from fedbn.errors import ConfigError, DataError, ModelError, blamed, unknown
+from fedbn.errors import ConfigError, DataError, Misfit, ModelError, blamed, unknown
 from fedbn.experiments.configuration import explained
-from fedbn.experiments.data_contract import fitting, reader_of
+from fedbn.experiments.data_contract import fitting, own_classes, reader_of
 from fedbn.experiments.schema import DataSection, Experiment, ModelSection
 from fedbn.models import suggested
 from fedbn.tasks.making import TaskChoice
@@ -69,6 +70,30 @@ def load_federation(section: DataSection, site: str | None = None) -> Federation
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
     return _dealt(fitting(federation, contract) if contract else federation, section)
+
+
+def at_site(site: str, source: dict[str, Any]) -> Federation:
+    """The data of one site, by the `[data]` that it joined with and the contract it was read by."""
+    held = registry.Held("the configuration of a site's run")
+    return alone(DataSection.model_validate(source, context=held), site)
+
+
+def alone(section: DataSection, site: str) -> Federation:
+    """Load a site's data as a federation of one: the client of its name, or the only one."""
+    found = load_federation(own_section(section), site)
+    for client in found.clients:
+        if client.name == site or len(found.clients) == 1:
+            return replace(found, clients=(replace(client, name=site),))
+    names = [client.name for client in found.clients]
+    text = f"data {found.name}: {unknown('site', site, names)}"
+    raise Misfit(text, f"its data has several clients, and unknown site {site!r}")
+
+
+def own_section(section: DataSection) -> DataSection:
+    """Recognise a site's own class folders, PATH/CLASS/*.png, beside what is anybody's."""
+    if section.name is None and section.path and own_classes(Path(section.path)):
+        return section.model_copy(update={"name": "folders"})
+    return section
 
 
 def given_federation(data: Data, section: DataSection) -> Federation:

@@ -21,7 +21,7 @@ from fedbn.experiments.data_survey import SiteReport, report_of
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
 from fedbn.experiments.schema import ContractSection, DataSection
-from fedbn.experiments.site_data import alone
+from fedbn.experiments.sources import alone
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
 from fedbn.flower.policy import Approvals, Forbidden, asked_by, check_order, check_runs

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -184,30 +185,24 @@ class Checkpoint:
         for name, about in self.manifest["rows"].items():
             found[name] = {client: row for row, client in enumerate(about["clients"])}
             for key in {label for label, _, _ in about["entries"].values()}:
-                if self._rows(f"{name}/{key}") > len(found[name]):
+                with _whole(self._file):
+                    rows = self._tensors.get_slice(f"{name}/{key}").get_shape()[0]
+                if rows > len(found[name]):
                     raise DamagedRun(f"{self._file}: {name}/{key} has rows of clients not named")
         return found
-
-    def _rows(self, tensor: str) -> int:
-        try:
-            return int(self._tensors.get_slice(tensor).get_shape()[0])
-        except SafetensorError as error:
-            raise DamagedRun(f"{self._file}: damaged ({error})") from error
 
     def row(self, section: str, client: str) -> State:
         """Read one client's part, and no other's."""
         about, number = self.manifest["rows"][section], self.clients[section][client]
         labels = {label for label, _, _ in about["entries"].values()}
         where = f"{self._file}, the {section} part of {client}"
-        try:
+        with _whole(where):
             row = {key: self._tensors.get_slice(f"{section}/{key}")[number] for key in labels}
             _verified(row, about["clients"][client], where)
             return {
                 name: row[label][offset : offset + math.prod(shape)].view(shape)
                 for name, (label, offset, shape) in about["entries"].items()
             }
-        except (SafetensorError, IndexError, RuntimeError) as error:
-            raise DamagedRun(f"{where}: damaged ({error})") from error
 
     def verify(self) -> int:
         """Read everything; returns the round."""
@@ -225,12 +220,18 @@ def read_tensors(file: Path, known: str) -> State:
 
 
 def _opened(file: Path) -> Any:
-    try:
+    with _whole(file):
         return safe_open(file, framework="pt")
+
+
+@contextmanager
+def _whole(where: Path | str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise DamagedRun(f"{file}: missing or unreadable") from error
-    except SafetensorError as error:
-        raise DamagedRun(f"{file}: damaged ({error})") from error
+        raise DamagedRun(f"{where}: missing or unreadable") from error
+    except (SafetensorError, IndexError, RuntimeError) as error:
+        raise DamagedRun(f"{where}: damaged ({error})") from error
 
 
 def _named(tensors: Any, start: str = "") -> State:
