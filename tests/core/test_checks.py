@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbn.core.federation import Client, Federation, Split, check_federation, check_name
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.findings import check_federation, check_name
 from fedbn.errors import DataError
 from tiny import federation
 

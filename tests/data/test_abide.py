@@ -9,7 +9,7 @@ import pytest
 import torch
 from loading import loaded
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.datasets.abide import INFO, SITES, abide, correlations, read_series
 from fedbn.errors import ConfigError, DataError
 

@@ -12,7 +12,8 @@ import torch
 from loading import loaded
 from PIL import Image
 
-from fedbn.core.federation import Client, Federation, Finding, Split
+from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.findings import Finding
 from fedbn.data.checks import examine, examine_path, recognize
 from fedbn.data.images import Image as PillowImage
 from unprivileged import unprivileged

@@ -8,7 +8,7 @@ import torch
 from loading import loaded
 from PIL import Image
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.data import digit_domains
 from fedbn.data.digit_domains import blended, photograph_files, read_photograph
 from fedbn.data.digit_files import DIGIT_DOMAINS

@@ -14,7 +14,7 @@ import torch
 from loading import loaded
 from PIL import Image
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.datasets.own_files import folders
 from fedbn.errors import ConfigError, DataError
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from loading import loaded
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.datasets.synthetic import gaussians
 from fedbn.errors import ConfigError
 from fedbn.paper.toy import cosine_clients, spread

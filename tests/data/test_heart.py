@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.datasets.heart import INFO, SITES, heart
 from fedbn.errors import DataError
 from heart_files import written

@@ -7,7 +7,7 @@ import raw_digits as raw
 from loading import loaded
 from scipy import ndimage
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.datasets.morpho_mnist import (
     INFO,
     SCALE,

@@ -10,7 +10,7 @@ import torch
 from loading import loaded
 from PIL import Image
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.data.images import FlipAndTurn
 from fedbn.datasets.pictures import INFO, OFFICE_CALTECH10, office_caltech10
 from fedbn.errors import ConfigError, DataError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from loading import loaded
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.data.digit_rendering import Font, Look, font_files, font_hashes, load_fonts, render
 from fedbn.datasets.synthetic import synth_digits
 from fedbn.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from loading import loaded
 
-from fedbn.core.federation import check_federation
+from fedbn.core.findings import check_federation
 from fedbn.datasets.own_files import tables
 from fedbn.errors import ConfigError, DataError
 

@@ -17,7 +17,8 @@ import fedbn.datasets
 from fedbn import registry
 from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
-from fedbn.core.federation import Client, Federation, Finding, in_order
+from fedbn.core.federation import Client, Federation
+from fedbn.core.findings import Finding, in_order
 from fedbn.data.benchmarks import PicturesInfo
 from fedbn.data.checks import examine, examine_benchmark, examine_path, stopped
 from fedbn.data.storage import data_root

@@ -15,17 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import (
-    Client,
-    Federation,
-    Finding,
-    Split,
-    all_targets,
-    check_name,
-    class_counts,
-    findings_in,
-    in_order,
-)
+from fedbn.core.federation import Client, Federation, Split, all_targets
+from fedbn.core.findings import Finding, check_name, class_counts, findings_in, in_order
 from fedbn.data.arrays import common_classes, read_npz
 from fedbn.data.benchmarks import Benchmark
 from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal, table_findings

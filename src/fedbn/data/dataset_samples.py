@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.core.federation import not_finite
+from fedbn.core.findings import not_finite
 from fedbn.core.randomness import number, seeded
 from fedbn.errors import DataError, FedbnError, reason
 from fedbn.text import one_line

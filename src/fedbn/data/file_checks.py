@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbn.core.engine import cores
-from fedbn.core.federation import Finding, Severity, similar_classes
+from fedbn.core.findings import Finding, Severity, similar_classes
 from fedbn.data.benchmarks import Benchmark
 from fedbn.data.image_folders import SiteFolders, find_site, folder_classes
 from fedbn.data.images import DEPTH, is_picture, opened, read_picture, watched

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import Augment, Client, Split, check_name, in_floats
+from fedbn.core.federation import Augment, Client, Split, in_floats
+from fedbn.core.findings import check_name
 from fedbn.core.randomness import generator, stratified, stratified_groups
 from fedbn.data.arrays import numbered_groups
 from fedbn.data.images import DEPTH, pictures_below, read_pictures

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedbn.core.federation import Client, Split, check_name
+from fedbn.core.federation import Client, Split
+from fedbn.core.findings import check_name
 from fedbn.core.randomness import divided, generator
 from fedbn.data.arrays import numbered_groups
 from fedbn.data.image_folders import owners

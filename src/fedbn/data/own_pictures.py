@@ -20,7 +20,8 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from fedbn.core.federation import AnySplit, Augment, Client, Federation, Split, check_name, scaled
+from fedbn.core.federation import AnySplit, Augment, Client, Federation, Split, scaled
+from fedbn.core.findings import check_name
 from fedbn.data.arrays import places
 from fedbn.data.dataset_samples import Source
 from fedbn.data.image_folders import (

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedbn.core.federation import Federation, class_counts
+from fedbn.core.federation import Federation
+from fedbn.core.findings import class_counts
 from fedbn.data.image_folders import (
     Division,
     PictureReader,

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fedbn.core.engine import one_torch_thread
-from fedbn.core.federation import Federation, Split, check_federation
+from fedbn.core.federation import Federation, Split
+from fedbn.core.findings import check_federation
 from fedbn.core.plan import Plan, Training, named, remarks
 from fedbn.core.randomness import with_validation
 from fedbn.errors import ConfigError, unknown

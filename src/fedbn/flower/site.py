@@ -11,7 +11,8 @@ import torch
 from flwr.app import Message, RecordDict
 
 from fedbn import __version__
-from fedbn.core.federation import Federation, check_federation
+from fedbn.core.federation import Federation
+from fedbn.core.findings import check_federation
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash

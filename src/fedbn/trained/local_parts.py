@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from fedbn import __version__
 from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.bn_statistics import CHUNK, estimate_statistics, tracked_norms
-from fedbn.core.federation import AnySplit, check_name
+from fedbn.core.federation import AnySplit
+from fedbn.core.findings import check_name
 from fedbn.core.packing import StateLayout
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import RunState

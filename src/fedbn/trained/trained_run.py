@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedbn.core.federation import AnySplit, Federation, Split, Targets, not_finite
+from fedbn.core.federation import AnySplit, Federation, Split, Targets
+from fedbn.core.findings import not_finite
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
