@@ -39,11 +39,7 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def check_federation(federation: Federation) -> list[str]:
-    """Refuse data that cannot be trained on; return warnings about what is only odd.
-
-    Raises:
-        DataError: The first error of `findings_in`, naming the client and the split.
-    """
+    """Refuse data by its first error, if it has one; return warnings about what is only odd."""
     warnings = []
     for found in findings_in(federation):
         if found.severity == "error":

@@ -306,12 +306,7 @@ def word_of(rule: Rule) -> str:
 
 
 def declared(rules: Sequence[Rule], parts: ModelParts) -> dict[str, Memory]:
-    """What rules declare for a model, by the full names of the entries.
-
-    Raises:
-        ConfigError: A rule declares an entry twice, like none of the model's, or would share
-            what the method keeps at the client.
-    """
+    """What rules declare for a model, by the full names of the entries, if that is legal."""
     found: dict[str, Memory] = {}
     shared, local = ({e.name for e in some} for some in (parts.shared, parts.local))
     for rule in rules:

@@ -43,10 +43,6 @@ def rates(name: str, args: Mapping[str, Any], lr: float, rounds: int) -> tuple[f
 
     Its arguments `T_max` and `total_steps` are the rounds unless given.
 
-    Raises:
-        ConfigError: There is no such scheduler, it is no function of the round, its arguments are
-            wrong, or a learning rate is.
-
     Examples:
         >>> rates("StepLR", {"step_size": 2, "gamma": 0.5}, 0.4, 5)
         (0.4, 0.4, 0.2, 0.2, 0.1)

@@ -82,12 +82,7 @@ _LIMIT = 2**63
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        ValueError: Saying what is wrong, with line and column.
-        RecursionError: It is nested too deeply.
-    """
+    """Parse TOML; a ValueError says line and column, a RecursionError that it is too deep."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     # The parser's memory grows with the square of a dotted key's length.
     if any(part.count(".") > _DOTS for line in lines for part in re.split(r"[=,\[\]{}]", line)):
@@ -268,9 +263,6 @@ def checked(
     """Check a configuration that comes from somewhere; `held` by a file where no person typed it.
 
     The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place.
-
-    Raises:
-        ConfigError: Naming the key, the value given and the legal ones.
     """
     found = _checked(raw, where, held)
     if found.quick:

@@ -41,11 +41,7 @@ def reader_of(name: str) -> Callable[[Options, ContractSection, str | None], Fed
 
 
 def fitting(federation: Federation, contract: ContractSection) -> Federation:
-    """Refuse data that does not fit a contract; say which classes are not there.
-
-    Raises:
-        DataError: Other classes, or samples of another shape.
-    """
+    """Refuse data that does not fit a contract; say which classes are not there."""
     classes = tuple(contract.classes)
     if federation.classes != classes[: len(federation.classes)]:
         raise DataError(

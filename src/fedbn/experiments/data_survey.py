@@ -134,11 +134,7 @@ def _of_others(name: str, federation: Federation, site: str) -> SiteReport:
 
 
 def proposed(reports: Sequence[SiteReport]) -> tuple[dict[str, Any], list[str]]:
-    """Make a contract of what sites report; gives it as TOML values, and what a person should read.
-
-    Raises:
-        DataError: The sites have data of different kinds.
-    """
+    """Make a contract of what sites report: TOML values, and what a person should read."""
     kinds = {report.site: report.kind for report in reports}
     if len({*kinds.values()}) > 1:
         said = ", ".join(f"{site} {kind}" for site, kind in kinds.items())

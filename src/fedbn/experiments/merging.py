@@ -38,7 +38,8 @@ from fedbn.text import counted
 _FREE = {"methods", "seeds", "workers"}
 _PATHS = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
 _APART = {"quick", "reproduce", "checkpoint"}
-_OWN = ("training_loss", "refused")  # what a round says that is not scored
+UNSCORED = ("training_loss", "refused")
+"""What a round says by itself; where sites score, the rest follows with the next answers."""
 Rows = list[dict[str, Any]]
 
 
@@ -55,11 +56,7 @@ class Growth:
 
 
 def grown(folder: RunFolder, growth: Growth) -> Experiment:
-    """The configuration of a run with what is added to it; nothing is written.
-
-    Raises:
-        ConfigError: The run has it already, or depends on the number of its rounds.
-    """
+    """The configuration of a run with what can be added to it; nothing is written."""
     raw, before = folder.read_request(), held_experiment(folder)
     for name, there, added in (
         ("seed", before.seeds, growth.seeds),
@@ -100,7 +97,9 @@ def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:
         every, end = experiment.evaluation.every, experiment.training.total_rounds
         rows = metrics.read(file) if every > 1 else []
         kept = [
-            r for r in rows if r["metric"] in _OWN or not r["round"] % every or r["round"] == end
+            r
+            for r in rows
+            if r["metric"] in UNSCORED or not r["round"] % every or r["round"] == end
         ]
         if len(kept) < len(rows):
             write_atomically(file, _text(kept))
@@ -187,11 +186,7 @@ def put_together(folders: Sequence[RunFolder]) -> Merged:
 
 
 def merge(folders: Sequence[RunFolder], out: RunFolder) -> Merged:
-    """Put runs together in a new folder.
-
-    Raises:
-        ConfigError: Also where a job has not ended, or the new folder is one of the runs.
-    """
+    """Put runs together in a new folder, once all of their jobs have ended."""
     if out.path.resolve() in [folder.path.resolve() for folder in folders]:
         raise ConfigError(f"--out {out.path} is one of the runs to merge; choose another folder")
     out.check_empty()

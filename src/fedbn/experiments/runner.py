@@ -26,7 +26,7 @@ from fedbn.core.rounds import Record, RunState
 from fedbn.errors import DamagedRun, Interrupted
 from fedbn.experiments.environment import embedded_facts, environment_of, same_run
 from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
-from fedbn.experiments.merging import forget_ends
+from fedbn.experiments.merging import UNSCORED, forget_ends
 from fedbn.experiments.planner import Planner, device_of, resolved, training_of
 from fedbn.experiments.process_pool import affordable, run_side_by_side
 from fedbn.experiments.schema import Experiment
@@ -41,9 +41,6 @@ from fedbn.runs.folder import (
 )
 
 Note = Callable[[str], None]
-
-# The numbers that a round gives itself where its scores follow with the answers of the next one.
-_OWN = ("training_loss", "refused")
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ class Writer:
             done >= rounds
             and (
                 not self._late
-                or any(r["round"] == rounds and r["metric"] not in _OWN for r in self.records())
+                or any(r["round"] == rounds and r["metric"] not in UNSCORED for r in self.records())
             )
         )
 
@@ -222,7 +219,7 @@ class Writer:
         checkpoints.forget_before(self._place, done, best=self._best_round)
         if self._late and not finished:  # the scores of the last round come again too
             metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
-            own = [r for r in kept if r["round"] < done or r["metric"] in _OWN]
+            own = [r for r in kept if r["round"] < done or r["metric"] in UNSCORED]
             if self._metrics.exists():
                 write_atomically(self._metrics, "".join(map(metrics.line, own)).encode())
 
@@ -262,11 +259,7 @@ class Reached:
 def reached(job: Job, folder: RunFolder, like: RunState) -> Reached | None:
     """Find the state that a job gives: the newest, or the best where `evaluation.report` says so.
 
-    Returns:
-        None where no round was ever finished.
-
-    Raises:
-        DamagedRun: No checkpoint is whole, or the best one is not.
+    None where no round was ever finished; damage where no checkpoint is whole, or not the best one.
     """
     place = folder.job(*job.key)
     state, damaged = checkpoints.newest(place, like, lazy=True)
@@ -396,7 +389,7 @@ def start(
     apart: bool = True,
     grows: bool = False,
 ) -> bool:
-    """Begin or continue a run in this process and its worker processes.
+    """Begin or continue a run in this process and its worker processes; False: nothing was left.
 
     Args:
         experiment: The configuration.
@@ -408,9 +401,6 @@ def start(
         stop: Asked after each round.
         apart: Whether jobs may run in processes of their own, which know no objects of this one.
         grows: Whether seeds, methods or rounds are added to what the folder holds.
-
-    Returns:
-        False where there was nothing left to do.
     """
     config = resolved(experiment, planner.federation(todo[0].setting.experiment.data))
     if planner.settled:

@@ -159,11 +159,7 @@ def rounds(folder: Path) -> list[tuple[int, Path]]:
 
 
 class Checkpoint:
-    """A checkpoint, opened; what is read of it is verified.
-
-    Raises:
-        DamagedRun: Naming the file, and the section or client, that is missing or altered.
-    """
+    """A checkpoint, opened; what is read of it is verified."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -278,11 +274,7 @@ class ClientParts(Mapping[str, Pack]):
 
 
 def load(path: Path, like: RunState) -> RunState:
-    """Read and verify a checkpoint of a run that began like this; a client's part when asked for.
-
-    Raises:
-        DamagedRun: Naming the file that is missing, altered or of another format.
-    """
+    """Read and verify a checkpoint of a run that began so; a client's part when it is asked for."""
     found = Checkpoint(path)
     memory = found.section("server")
     for name in like.memory:
@@ -316,15 +308,9 @@ def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
 
 
 def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState | None, list[str]]:
-    """Find the newest checkpoint that is whole, and say which ones were not.
+    """Find the newest checkpoint that is whole, if any was written, and say which ones were not.
 
     Where it is lazy, clients' parts are read, and verified, when they are asked for.
-
-    Returns:
-        The state, or None where no checkpoint was ever written; and what was damaged.
-
-    Raises:
-        DamagedRun: There are checkpoints, and none is whole.
     """
 
     def read(path: Path) -> RunState:
@@ -337,11 +323,7 @@ def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState |
 
 
 def whole_round(folder: Path) -> int:
-    """The newest round whose checkpoint has all its bytes; 0 where none was ever written.
-
-    Raises:
-        DamagedRun: There are checkpoints, and none is whole.
-    """
+    """The newest round whose checkpoint has all its bytes; 0 where none was ever written."""
     found, _ = _first_whole(folder, lambda path: Checkpoint(path).verify())
     return found or 0
 

@@ -66,12 +66,7 @@ def sealed(value: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(file: Path, reads: int) -> dict[str, Any]:
-    """Read what `sealed` rendered; its key `format` must be the one that is read here.
-
-    Raises:
-        DamagedRun: The file is missing, is not to the last byte what was written, or is of another
-            format.
-    """
+    """Read what `sealed` rendered, whole to the last byte, and of the format that is read here."""
     try:
         content = file.read_bytes()
         value = {key: part for key, part in json.loads(content).items() if key != "sha256"}

@@ -185,11 +185,7 @@ class Manifest(_Part):
 
 
 def read_as(kind: TypeAdapter[T], content: bytes, where: str) -> T:
-    """Read JSON as what it must be.
-
-    Raises:
-        DamagedRun: Naming the place, the key and what it should hold.
-    """
+    """Read JSON as what it must be; damage is named by place, key and what it should hold."""
     try:
         return kind.validate_json(content)
     except ValidationError as error:
