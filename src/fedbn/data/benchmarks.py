@@ -14,9 +14,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedbn.core.federation import AnySplit, Client, Federation
+from fedbn.core.federation import AnySplit, Client
 from fedbn.data import image_folders
-from fedbn.data.images import FlipAndTurn
 from fedbn.data.storage import Info, check_distinct, subfolders
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.text import shown
@@ -66,23 +65,6 @@ class Benchmark:
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     aliases: Mapping[str, str]
-
-    def federation(
-        self,
-        root: Path,
-        size: int,
-        division: image_folders.Division,
-        augment: FlipAndTurn | None,
-        domains: Sequence[str] | None = None,
-    ) -> Federation:
-        """Read the pictures below a folder, one client a domain; of all domains, or of some."""
-        reading = image_folders.PictureReader(size, keep=self.name)
-        chosen = checked_domains(domains, self.domains)
-        found = replace(self, domains=chosen).pictures(root)
-        parts = {domain: division.divide(pictures, domain) for domain, pictures in found.items()}
-        clients = image_folders.of_one_type([reading.client(d, parts[d], augment) for d in chosen])
-        told = {"aliases": dict(self.aliases)}
-        return Federation(self.name, clients, self.classes, preparation=told)
 
     def pictures(self, root: Path) -> dict[str, image_folders.PictureSet]:
         """List all pictures of the wanted classes below a folder, by domain."""

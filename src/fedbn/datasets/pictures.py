@@ -9,14 +9,15 @@ names no split: here a stratified 20 % of a domain is for testing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
 from fedbn.core.federation import Federation
-from fedbn.data.benchmarks import Benchmark, PicturesInfo, TestShare
-from fedbn.data.image_folders import Division
+from fedbn.data.benchmarks import Benchmark, PicturesInfo, TestShare, checked_domains
+from fedbn.data.image_folders import Division, PictureReader, of_one_type
 from fedbn.data.images import FlipAndTurn, PictureSide
 from fedbn.data.storage import data_root
 
@@ -117,13 +118,16 @@ def _reader(benchmark: Benchmark, pictures: int, what: str) -> Callable[..., Fed
         augment: bool = True,
         domains: list[str] | None = None,
     ) -> Federation:
-        return benchmark.federation(
-            Path(path) if path else data_root() / benchmark.name,
-            size,
-            Division(test_share, split_seed, per_client),
-            FlipAndTurn() if augment else None,
-            domains,
-        )
+        chosen = checked_domains(domains, benchmark.domains)
+        root = Path(path) if path else data_root() / benchmark.name
+        found = replace(benchmark, domains=chosen).pictures(root)
+        division = Division(test_share, split_seed, per_client)
+        parts = {domain: division.divide(found[domain], domain) for domain in chosen}
+        reader = PictureReader(size, keep=benchmark.name)
+        change = FlipAndTurn() if augment else None
+        clients = of_one_type([reader.client(name, own, change) for name, own in parts.items()])
+        told = {"aliases": dict(benchmark.aliases)}
+        return Federation(benchmark.name, clients, benchmark.classes, preparation=told)
 
     read.__doc__ = what + _ARGUMENTS
     return read
