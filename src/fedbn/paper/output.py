@@ -107,6 +107,7 @@ def _signed(value: float | None, digits: int) -> str | None:
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
 ITEMS = {
     "data_view": "fedbn.paper.small_items",
+    "methods": "fedbn.paper.methods_table",
     "shift_map": "fedbn.paper.shift_map",
     "synthetic": "fedbn.paper.small_items",
     "toy_surface": "fedbn.paper.toy",

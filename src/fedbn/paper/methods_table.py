@@ -1,0 +1,81 @@
+"""Every method on small data sets: its score, and what it gains over FedAvg and over SiloBN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedbn.core.metric import first_metric
+from fedbn.errors import ConfigError
+from fedbn.experiments.configuration import changed
+from fedbn.paper.configurations import is_there
+from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of
+from fedbn.results import display_name
+from fedbn.results.aggregate import MEAN, Scores, ScoreTable
+from fedbn.runs.folder import RunFolder
+from fedbn.text import counted
+
+DEFAULTS: dict[str, Any] = {"also": {}}
+BASES = ("fedavg", "silobn")
+
+
+def methods(request: Request) -> Outcome:
+    """Train all methods on each data set that is there, and tabulate them."""
+    if request.source is not None:
+        raise ConfigError(f"{request.name}: it is made of several runs; --from shows one")
+    options = options_of(request.options, DEFAULTS)
+    base = {key: value for key, value in request.experiment.items() if key != "reproduce"}
+    parts = {base["data"]["name"]: base}
+    parts |= {name: changed(base, changes) for name, changes in options["also"].items()}
+    tables, remarks = [], []
+    for name, raw in parts.items():
+        if not is_there(raw["data"]["name"]):
+            remarks.append(f"left out, its files are not there: {name}")
+            continue
+        records = request.train(raw, Path(f"run-{name}"))
+        metric = first_metric(RunFolder(request.folder / f"run-{name}").read_environment())
+        scores = ScoreTable.of(records, metric).by_domain().scores()
+        found = {key.method: own for key, own in scores.items()}
+        tables += [_scores(request, name, metric.title, found), _gains(request, name, found)]
+    return Outcome(tuple(tables), (), tuple(remarks))
+
+
+def _scores(request: Request, name: str, title: str, found: Mapping[str, Scores]) -> Table:
+    columns = tuple(dict.fromkeys(column for own in found.values() for column in own))
+    rows = [
+        Row((display_name(m),), tuple(Cell.of(own[c].values()) for c in columns))
+        for m, own in found.items()
+    ]
+    return _table(request, name, f"test {title}, mean (standard deviation)", columns, rows)
+
+
+def _gains(request: Request, name: str, found: Mapping[str, Scores]) -> Table:
+    """What each gains in the mean over clients, over each of `BASES`."""
+    rows = [Row((display_name(m),), tuple(_over(found, m, base) for base in BASES)) for m in found]
+    note = f"Intervals hold for all {len(found) - 1} comparisons of a column at once."
+    columns = tuple(f"over {display_name(base)}" for base in BASES)
+    title = "what each method gains in the mean over clients, in points"
+    return _table(request, f"{name}-gain", title, columns, rows, note)
+
+
+def _over(found: Mapping[str, Scores], method: str, base: str) -> Cell | None:
+    if method == base:
+        return None
+    return Cell.gained(found[method][MEAN], found[base][MEAN], family=len(found) - 1)
+
+
+def _table(
+    request: Request,
+    end: str,
+    title: str,
+    columns: tuple[str, ...],
+    rows: list[Row],
+    note: str = "",
+) -> Table:
+    said = [f"{counted(len(request.experiment['seeds']), 'seed')}; nothing was tuned.", note]
+    said += [f"{request.label}."] if request.label else []
+    full = f"{request.name}, {end.removesuffix('-gain')}: {title}"
+    return Table(
+        f"{request.name}-{end}", full, columns, tuple(rows), " ".join(filter(None, said)), digits=1
+    )
