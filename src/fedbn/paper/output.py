@@ -107,6 +107,7 @@ def _signed(value: float | None, digits: int) -> str | None:
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
 ITEMS = {
     "data_view": "fedbn.paper.small_items",
+    "leak": "fedbn.paper.leak",
     "methods": "fedbn.paper.methods_table",
     "shift_map": "fedbn.paper.shift_map",
     "synthetic": "fedbn.paper.small_items",
