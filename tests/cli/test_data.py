@@ -206,7 +206,11 @@ def test_show_draws_and_counts(pictures, tmp_path):
     assert lines[0].split() == ["training", "samples", ":cat:", "dog", "all"]
     assert lines[1].split() == ["[a]", "$b$", "4", "4", "8"]
     assert lines[2].split() == ["病院", "4", "0", "4"]
-    assert lines[8].startswith("Fréchet distance")
+    assert lines[8].split() == ["labels", "samples", "classes", "skew"]
+    assert lines[9].split() == ["[a]", "$b$", "8", "2", "0.17"]  # cats are 8 of 12, here 4 of 8
+    assert lines[10].split() == ["病院", "4", "1", "0.33"]
+    assert lines[12].startswith("Fréchet distance")
+    assert "docs/which-method.md" in answer.err
 
 
 def test_show_as_json_draws_only_where_asked(pictures, tmp_path):

@@ -133,6 +133,7 @@ def show(
 ) -> None:
     """Draw examples and histograms of every client; print counts and distances.
 
+    Skew is the part of a client's labels that differs from all clients' shares of classes.
     Distance 0 means alike; 1, as far apart as samples are from the mean of all.
     The diagonal compares two halves of one client: what chance alone gives.
     """
@@ -177,11 +178,16 @@ def _print(found: dict[str, Any], federation: Federation) -> None:
         rows = ([name, *counts] for name, counts in groups.items())
         print_table(["subjects", "training", "test"], rows, numbers=BUT_FIRST)
         emit()
+    counts = zip(found["clients"], found["sizes"], found["coverage"], found["skew"], strict=True)
+    rows = ([name, size, of, f"{skew:.2f}"] for name, size, of, skew in counts)
+    print_table(["labels", "samples", "classes", "skew"], rows, numbers=BUT_FIRST)
+    emit()
     apart = [
         [name, *(f"{d:.2f}" for d in row)]
         for name, row in zip(found["clients"], found["distances"], strict=True)
     ]
     print_table(["Fréchet distance", *found["clients"]], apart, numbers=BUT_FIRST)
+    say("docs/which-method.md: what each kind of difference did to each method, as measured")
 
 
 def _print_counts(

@@ -128,7 +128,8 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
 
     Returns:
         A dict of plain values: `name`, `remarks`, `samples`, `shape`, `clients`, `classes`;
-        `train` and `test`, counts by client and class; `distances`, a matrix;
+        `sizes`, `coverage` and `skew` of the training samples, by client (how many, of how many
+        classes, `label_skew`); `train` and `test`, counts by client and class; `distances`, a matrix;
         `edges` and `histograms`, shares by client and channel; `examples`, by client an array
         (n, h, w, 3) of uint8, or an empty list for samples that are no pictures.
     """
@@ -138,6 +139,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
     values = [c.train.raw(orders[c.name][:samples])[0].cpu() for c in clients]
     pictures = len(federation.input_shape) == 3
     edges = _edges(values)
+    train = [_counts(client.train, federation) for client in clients]
     return {
         "name": federation.name,
         "remarks": list(federation.remarks),
@@ -145,13 +147,33 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
         "shape": list(federation.input_shape),
         "clients": [client.name for client in clients],
         "classes": list(federation.classes),
-        "train": [_counts(client.train, federation) for client in clients],
+        "sizes": [len(client.train) for client in clients],
+        "coverage": [sum(count > 0 for count in counts) for counts in train],
+        "skew": label_skew(train),
+        "train": train,
         "test": [_counts(client.tests[client.domain], federation) for client in clients],
         "distances": client_distances(clients),
         "edges": edges.tolist(),
         "histograms": [_histograms(x, edges) for x in values],
         "examples": [_examples(c, orders[c.name], examples) for c in clients] if pictures else [],
     }
+
+
+def label_skew(counts: Sequence[Sequence[int]]) -> list[float]:
+    """How far each client's labels are from all clients' together: the part that would have to move.
+
+    It is the total variation distance of the shares of classes: 0 for the same shares, nearly 1
+    for a client of many that has classes of its own.
+
+    Examples:
+        >>> label_skew([[10, 10], [20, 0]])
+        [0.25, 0.25]
+    """
+    table = np.asarray(counts, float)
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    whole = table.sum(axis=0) / max(table.sum(), 1)
+    skew: list[float] = (np.abs(shares - whole).sum(axis=1) / 2).tolist()
+    return skew
 
 
 def _counts(split: AnySplit, federation: Federation) -> list[int]:
