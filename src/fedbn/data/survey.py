@@ -129,7 +129,8 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
     Returns:
         A dict of plain values: `name`, `remarks`, `samples`, `shape`, `clients`, `classes`;
         `sizes`, `coverage` and `skew` of the training samples, by client (how many, of how many
-        classes, `label_skew`); `train` and `test`, counts by client and class; `distances`, a matrix;
+        classes, `label_skew`); `train` and `test`, counts by client and class; `distances`, a
+        matrix;
         `edges` and `histograms`, shares by client and channel; `examples`, by client an array
         (n, h, w, 3) of uint8, or an empty list for samples that are no pictures.
     """
@@ -160,7 +161,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
 
 
 def label_skew(counts: Sequence[Sequence[int]]) -> list[float]:
-    """How far each client's labels are from all clients' together: the part that would have to move.
+    """How far each client's labels are from all clients' together: the part that had to move.
 
     It is the total variation distance of the shares of classes: 0 for the same shares, nearly 1
     for a client of many that has classes of its own.
