@@ -11,9 +11,11 @@ import torch
 from PIL import Image
 
 from fedbn.core.federation import Federation
-from fedbn.errors import ConfigError, DataError
+from fedbn.data.new_samples import levelled, levels_of, read_samples
+from fedbn.errors import ConfigError, DataError, Misfit
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.data_survey import proposed, report_of
+from fedbn.experiments.environment import facts_of
 from fedbn.experiments.schema import ContractSection, DataSection
 from fedbn.experiments.sources import alone, load_federation
 
@@ -169,6 +171,7 @@ def test_a_contract_is_proposed_from_counts_and_names(tmp_path: Path) -> None:
     two = table(tmp_path / "b.csv", seed=1, pain=["mid", "high"], chol=["200", ""])
     contract, notes = proposed([reported(one, "nyu"), reported(two, "usm")])
     assert contract == {
+        "task": "classification",
         "classes": ["0", "1"],
         "label": "out",
         "missing": "mean",
@@ -220,5 +223,92 @@ def test_pictures_are_proposed_with_the_smallest_side(tmp_path: Path) -> None:
     two = pictures(tmp_path / "two", {"common": 12}, 64)
     reports = [report_of(section(path, None), path.name) for path in (one, two)]
     contract, notes = proposed(reports)
-    assert contract == {"classes": ["common", "rare"], "size": 40}
+    assert contract == {
+        "task": "classification",
+        "classes": ["common", "rare"],
+        "size": 40,
+        "channels": 3,
+    }
     assert notes == ["two has no class rare, or fewer than 10 of it"]
+
+
+def test_a_contract_says_what_the_data_is_for(tmp_path: Path) -> None:
+    file = table(tmp_path / "a.csv")
+    assert alone(section(file, {**CONTRACT, "task": "classification"}), "nyu")
+    with pytest.raises(Misfit, match="its targets are a class a sample, which is no regression") as e:
+        alone(section(file, {**CONTRACT, "task": "regression"}), "nyu")
+    assert str(tmp_path) not in e.value.public
+    raw = {"task": {"name": "regression"}, "data": {"contract": {"classes": ["0"]}}}
+    checked(raw)
+    raw["data"]["contract"]["task"] = "classification"
+    with pytest.raises(ConfigError, match=r"task\.name = 'regression': data\.contract\.task is 'c"):
+        checked(raw)
+
+
+def test_pictures_are_read_with_the_contracts_channels(tmp_path: Path) -> None:
+    one = pictures(tmp_path / "one", {"common": 12, "rare": 8}, 8)
+    grey = {**picture_contract(8), "channels": 1}
+    assert alone(section(one, grey), "one").input_shape == (1, 8, 8)
+    with pytest.raises(ConfigError, match=r"data\.channels = 3 here; data\.contract says 1"):
+        alone(section(one, grey, channels=3), "one")
+    with pytest.raises(ConfigError, match=r"data\.size = 16 here; data\.contract says 8"):
+        alone(section(one, grey, size=16), "one")
+    digits = {"name": "digits_mini", "contract": {"classes": [str(n) for n in range(10)]}}
+    digits["contract"]["channels"] = 1
+    with pytest.raises(Misfit, match="samples of 3 channels, the contract says 1"):
+        load_federation(DataSection.model_validate(digits))
+
+
+def test_each_site_is_normalised_by_its_own_training_data(tmp_path: Path) -> None:
+    plain = alone(section(table(tmp_path / "a.csv")), "nyu")
+    made = alone(section(table(tmp_path / "a.csv"), {**CONTRACT, "normalize": "site"}), "nyu")
+    raw, own = plain.clients[0].train.x, made.clients[0].train.x
+    spread = raw.std(dim=0)
+    wanted = (raw - raw.mean(dim=0)) / torch.where(spread > 0, spread, 1.0)
+    assert torch.allclose(own, wanted, atol=1e-5)
+    assert made.preparation["levels"].keys() == {"nyu"}
+    test = plain.clients[0].tests["nyu"].x
+    assert torch.allclose(
+        made.clients[0].tests["nyu"].x,
+        (test - raw.mean(dim=0)) / torch.where(spread > 0, spread, 1.0),
+        atol=1e-5,
+    )
+
+
+def test_constants_of_the_contract_are_everybodys(tmp_path: Path) -> None:
+    file = table(tmp_path / "a.csv")
+    numbers = [[50.0, 0.0, 0.0, 0.0, 200.0], [10.0, 1.0, 1.0, 1.0, 50.0]]
+    made = alone(section(file, {**CONTRACT, "normalize": numbers}), "nyu")
+    raw = alone(section(file), "nyu").clients[0].train.x
+    wanted = (raw - torch.tensor(numbers[0])) / torch.tensor(numbers[1])
+    assert torch.equal(made.clients[0].train.x, wanted)
+    with pytest.raises(ConfigError, match="has 1 means, a sample 5 features"):
+        alone(section(file, {**CONTRACT, "normalize": [[0.0], [1.0]]}), "nyu")
+    for wrong in ("mine", [[0.0]], [[0.0], [0.0]], [[0.0, 1.0], [1.0]]):
+        with pytest.raises(ConfigError, match=r"legal are 'none', 'site' and \[\[means\]"):
+            checked({"data": {"contract": {**CONTRACT, "normalize": wrong}}})
+
+
+def test_pictures_with_constants_and_with_each_sites_own(tmp_path: Path) -> None:
+    one = pictures(tmp_path / "one", {"common": 12, "rare": 8}, 8)
+    constants = {**picture_contract(8), "normalize": [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]}
+    made = alone(section(one, constants), "one")
+    plain = alone(section(one, picture_contract(8)), "one")
+    assert torch.equal(made.clients[0].train.x, plain.clients[0].train.batch(slice(None))[0])
+    own = alone(section(one, {**picture_contract(8), "normalize": "site"}), "one")
+    assert torch.allclose(own.clients[0].train.x.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5)
+
+
+def test_further_rows_are_normalised_as_the_client_was(tmp_path: Path) -> None:
+    for seed, site in enumerate(("nyu", "usm")):
+        table(tmp_path / "all" / f"{site}.csv", seed=seed)
+    made = load_federation(section(tmp_path / "all", {**CONTRACT, "normalize": "site"}))
+    inputs, file = facts_of(made), tmp_path / "all" / "usm.csv"
+    plain = load_federation(section(tmp_path / "all"))
+    raw = read_samples(file, facts_of(plain)).x
+    known = read_samples(file, inputs, client="usm")
+    assert torch.equal(known.x, levelled(raw, made.preparation["levels"]["usm"]))
+    assert known.notes == ()
+    new = read_samples(file, inputs, client="mgh")
+    assert torch.equal(new.x, levelled(raw, levels_of(raw)))
+    assert "as those of a new site" in new.notes[0]

@@ -67,7 +67,7 @@ def predict(
     check_out(out)
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     trained.model(client)
-    samples = read_samples(data, trained.inputs)
+    samples = read_samples(data, trained.inputs, client=client)
     for text in samples.notes:
         say(text)
     found = predicted(trained, client, samples)

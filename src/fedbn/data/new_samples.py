@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbn.core.federation import scaled
 from fedbn.data.arrays import (
     ENDINGS,
     channels_first,
@@ -130,8 +131,44 @@ class Samples:
         return len(self.x)
 
 
-def read_samples(path: Path, inputs: Mapping[str, Any], part: Part = "test") -> Samples:
-    """Read a site's samples, which must fit what the run remembers of its data (`inputs`)."""
+def levels_of(x: Tensor) -> list[list[float]]:
+    """Means and deviations of samples: a channel of pictures, a feature of all else."""
+    rows = scaled(x).double().movedim(1, 0).flatten(1)
+    deviations = rows.std(dim=1).nan_to_num()
+    return [rows.mean(dim=1).tolist(), torch.where(deviations > 0, deviations, 1.0).tolist()]
+
+
+def levelled(x: Tensor, levels: Sequence[Sequence[float]]) -> Tensor:
+    """Bring samples to means of 0 and deviations of 1.
+
+    Examples:
+        >>> levelled(torch.tensor([[1.0, 9.0], [3.0, 9.0]]), [[2.0, 9.0], [1.0, 1.0]])
+        tensor([[-1.,  0.],
+                [ 1.,  0.]])
+    """
+    mean, deviation = (torch.tensor(each).reshape(-1, *[1] * (x.dim() - 2)) for each in levels)
+    return (scaled(x) - mean) / deviation
+
+
+def read_samples(
+    path: Path, inputs: Mapping[str, Any], part: Part = "test", client: str | None = None
+) -> Samples:
+    """Read a site's samples, which must fit what the run remembers of its data (`inputs`).
+
+    Where the run normalised each client's samples by its own levels, `client` says whose these are.
+    """
+    samples = _as_read(path, inputs, part)
+    known = inputs.get("preparation", {}).get("levels")
+    if not known:
+        return samples
+    same = len({str(each) for each in known.values()}) == 1
+    own = next(iter(known.values())) if same else known.get(client)
+    said = () if own else ("normalised by their own mean and deviation, as those of a new site",)
+    x = levelled(samples.x, own or levels_of(samples.x))
+    return replace(samples, x=x, notes=(*samples.notes, *said))
+
+
+def _as_read(path: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
     place = _file_in(path) if path.is_dir() else path
     if place.is_dir() and "masks" in inputs.get("preparation", {}) and has_masks(place):
         return _masked(place, inputs, part)
@@ -175,7 +212,7 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
         )
     told = inputs.get("preparation", {})
     depth, normalize = told.get("depth"), told.get("normalize")
-    if depth is None and normalize is None and inputs["dtype"] != "uint8":
+    if depth is None and normalize is None and "levels" not in told and inputs["dtype"] != "uint8":
         low, high = inputs["range"]
         if not (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED):
             raise DataError(

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedbn.core.federation import Federation
+from fedbn.core.federation import AnySplit, Federation, Split
 from fedbn.core.findings import class_counts
+from fedbn.core.task import FITTING
 from fedbn.data.image_folders import (
     Division,
-    PictureReader,
     SiteFolders,
     divided_site,
     find_site,
     find_sites,
     folder_classes,
-    of_one_type,
 )
-from fedbn.data.images import DEPTH, is_picture
+from fedbn.data.images import is_picture
+from fedbn.data.new_samples import levelled, levels_of
+from fedbn.data.own_pictures import PictureOptions, picture_federation
 from fedbn.data.storage import subfolders
 from fedbn.data.table_files import Table, is_missing, read_sites, read_table, table_files
 from fedbn.data.tables import Column, TableOptions, is_number, table_federation
@@ -40,8 +42,21 @@ def reader_of(name: str) -> Callable[[Options, ContractSection, str | None], Fed
     return {"tables": _tables, "folders": _folders}.get(name)
 
 
+def check_options(given: Options, contract: ContractSection) -> None:
+    """Refuse what a site says of its own that all agreed on otherwise."""
+    for key in given.keys() & {"size", "depth", "channels", "normalize", "missing"}:
+        agreed = getattr(contract, key)
+        if given[key] != agreed:
+            said = "says nothing of it" if agreed is None else f"says {agreed!r}"
+            raise ConfigError(f"data.{key} = {given[key]!r} here; data.contract {said}")
+
+
 def fitting(federation: Federation, contract: ContractSection) -> Federation:
     """Refuse data that does not fit a contract; say which classes are not there."""
+    targets = federation.targets
+    if contract.task and targets and FITTING[targets] != contract.task:
+        public = f"its targets are {targets.value}, which is no {contract.task}"
+        raise Misfit(f"data {federation.name}: {public} (the contract)", public)
     classes = tuple(contract.classes)
     if federation.classes != classes[: len(federation.classes)]:
         raise DataError(
@@ -53,11 +68,45 @@ def fitting(federation: Federation, contract: ContractSection) -> Federation:
             f"data {federation.name}: samples of shape {federation.input_shape}, the contract says "
             f"{tuple(contract.shape)}"
         )
+    shape = federation.input_shape
+    if contract.channels and shape[0] != contract.channels:
+        public = f"samples of {shape[0]} channels, the contract says {contract.channels}"
+        raise Misfit(f"data {federation.name}: {public}", public)
     remarks = list(federation.remarks)
     for client in federation.clients:  # to lack a class is fine
         if lacks := [name for name, count in class_counts(client, classes).items() if not count]:
             remarks.append(f"{client.name} has no training sample of class {', '.join(lacks)}")
-    return replace(federation, classes=classes, remarks=tuple(remarks))
+    return _normalised(replace(federation, classes=classes, remarks=tuple(remarks)), contract)
+
+
+def _normalised(federation: Federation, contract: ContractSection) -> Federation:
+    """Bring every client's samples to the contract's levels, or to those of its own training data.
+
+    Pictures that have constants are read by them.
+    """
+    if contract.normalize == "none" or "normalize" in federation.preparation:
+        return federation
+    if contract.normalize != "site" and len(contract.normalize[0]) != federation.input_shape[0]:
+        raise ConfigError(
+            f"data.contract.normalize has {len(contract.normalize[0])} means, a sample "
+            f"{federation.input_shape[0]} features"
+        )
+    levels, clients = {}, []
+    for client in federation.clients:
+        if any(not isinstance(split, Split) for split in client.splits):
+            raise ConfigError(
+                "data.contract.normalize: pictures that are read later take constants"
+            )
+        own = levels_of(client.train.x) if contract.normalize == "site" else contract.normalize
+        levels[client.name] = own
+        clients.append(client.change(partial(_changed, levels=own)))
+    told = {**federation.preparation, "levels": levels}
+    return replace(federation, clients=tuple(clients), preparation=told)
+
+
+def _changed(split: AnySplit, levels: Any) -> AnySplit:
+    assert isinstance(split, Split)
+    return replace(split, x=levelled(split.x, levels))
 
 
 def _folders(given: Options, contract: ContractSection, site: str | None) -> Federation:
@@ -71,18 +120,16 @@ def _folders(given: Options, contract: ContractSection, site: str | None) -> Fed
             text = f"{shown(path)}: folder {unknown('class', name, contract.classes)}"
             raise Misfit(text, f"a folder that is no class: {name}")
     division = Division(given.get("test_share", 0.2), given.get("split_seed", 0))
-    keep = "folders" if given.get("cache") else None
-    reader = PictureReader(contract.size, contract.depth or DEPTH, keep)
-    clients = [reader.client(s.name, divided_site(s, contract.classes, division)) for s in sites]
-    deep = any(part.dtype.is_floating_point for client in clients for part in client.splits)
-    if deep and contract.depth is None:
+    listing = {
+        s.name: divided_site(s, contract.classes, division, given.get("group")) for s in sites
+    }
+    constants = None if isinstance(contract.normalize, str) else contract.normalize
+    own = {key: given[key] for key in given.keys() & {"augment", "cache", "lazy", "workers"}}
+    how = PictureOptions(contract.size, contract.depth, contract.channels or 3, constants, **own)
+    found = picture_federation(path.resolve().name, listing, contract.classes, how)
+    if "depth" in found.preparation and contract.depth is None:
         raise DataError(f"{shown(path)}: 16-bit pictures; the contract has no depth for them")
-    return Federation(
-        path.resolve().name,
-        of_one_type(clients),
-        tuple(contract.classes),
-        preparation={"depth": reader.depth} if deep else {},
-    )
+    return found
 
 
 def own_pictures(path: Path, site: str | None) -> list[SiteFolders]:

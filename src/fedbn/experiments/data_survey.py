@@ -14,14 +14,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedbn.core.federation import Federation, all_targets
+from fedbn.core.federation import Federation, Targets, all_targets
+from fedbn.core.task import FITTING
 from fedbn.data.image_folders import listed
 from fedbn.data.images import choose_size
 from fedbn.data.table_files import Table, is_missing
 from fedbn.data.tables import is_number
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.data_contract import own_pictures, own_tables
-from fedbn.experiments.schema import DataSection
+from fedbn.experiments.schema import DataSection, StandardTask
 from fedbn.experiments.sources import alone, data_name, own_section
 
 LEAST = 10
@@ -47,11 +48,13 @@ class SiteReport(_Part):
 
     site: str = Field(max_length=100)
     kind: str = Field(max_length=100)
+    task: StandardTask = "classification"
     samples: int = Field(ge=0)
     classes: dict[str, int] = Field(max_length=1000)
     label: str | None = None
     columns: tuple[ColumnReport, ...] = Field((), max_length=10_000)
     size: int | None = None
+    channels: int | None = None
     shape: tuple[int, ...] | None = None
 
 
@@ -118,6 +121,7 @@ def _of_pictures(section: DataSection, site: str) -> SiteReport:
         samples=sum(map(len, files.values())),
         classes={name: len(found) for name, found in files.items()},
         size=size or choose_size([file for found in files.values() for file in found])[0],
+        channels=section.options.get("channels", 3),
     )
 
 
@@ -127,6 +131,7 @@ def _of_others(name: str, federation: Federation, site: str) -> SiteReport:
     return SiteReport(
         site=site,
         kind=name,
+        task=FITTING[federation.targets or Targets.CLASS],
         samples=len(client.train),
         classes={label: counts[place] for place, label in enumerate(federation.classes)},
         shape=federation.input_shape,
@@ -141,7 +146,7 @@ def proposed(reports: Sequence[SiteReport]) -> tuple[dict[str, Any], list[str]]:
         raise DataError(f"the sites' data is of different kinds: {said}")
     first = reports[0]
     classes = _ordered({name for report in reports for name in report.classes})
-    contract: dict[str, Any] = {"classes": classes}
+    contract: dict[str, Any] = {"task": first.task, "classes": classes}
     notes = [
         f"{report.site} has no class {name}, or fewer than {LEAST} of it"
         for report in reports
@@ -154,7 +159,10 @@ def proposed(reports: Sequence[SiteReport]) -> tuple[dict[str, Any], list[str]]:
         contract |= {"label": first.label, "missing": "mean" if gaps else "error"}
         return {**contract, "columns": columns}, [*notes, *more]
     if first.kind == "folders":
-        return {**contract, "size": min(report.size or 0 for report in reports)}, notes
+        size, channels = (
+            min(getattr(report, key) or 0 for report in reports) for key in ("size", "channels")
+        )
+        return {**contract, "size": size, "channels": channels}, notes
     return {**contract, "shape": list(first.shape or ())}, notes
 
 

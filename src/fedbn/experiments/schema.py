@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedbn.registry import Held
+
+StandardTask = Literal["classification", "multilabel", "regression", "segmentation"]
 
 
 def _count_or(word: str) -> Callable[[Any], Any]:
@@ -22,6 +24,17 @@ def _count_or(word: str) -> Callable[[Any], Any]:
         raise ValueError(f"legal are whole numbers >= 1, or '{word}'")
 
     return check
+
+
+def _normalize(value: Any) -> Any:
+    """Constants: a mean and a deviation a channel of pictures, a feature of all else."""
+    numbers = [n for part in value if isinstance(part, list) for n in part]
+    numeric = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+    if value in ("none", "site") or (
+        numeric and len(value) == 2 and len(value[0]) * 2 == len(numbers) and min(value[1]) > 0
+    ):
+        return value
+    raise ValueError("legal are 'none', 'site' and [[means], [deviations > 0]]")
 
 
 def _mu(value: Any) -> Any:
@@ -135,12 +148,17 @@ class ColumnSection(Section):
 class ContractSection(Section):
     """`[data.contract]`: what the data of all sites has in common; each is read by it."""
 
+    task: StandardTask | None = Field(None, description="what the data of all sites is for")
     classes: list[str] = Field(min_length=1, description="the classes, in their order")
     label: str | None = Field(None, description="the column of classes, unless a site says another")
     missing: Literal["error", "mean"] = Field("error", description="empty cells of tables")
     columns: list[ColumnSection] = Field([], description="the features of tables, in their order")
     size: int | None = Field(None, ge=4, le=4096, description="side of pictures, in pixels")
     depth: int | None = Field(None, ge=255, description="largest value of 16-bit pictures")
+    channels: Literal[1, 3] | None = Field(None, description="of pictures: 1 for grey, else 3")
+    normalize: Annotated[Any, BeforeValidator(_normalize)] = Field(
+        "none", description="'site': by its own training data; or [[means], [deviations]]"
+    )
     shape: list[int] | None = Field(None, min_length=1, description="of a sample")
 
 
@@ -290,6 +308,13 @@ class Experiment(Section):
                 "training.patience gives the best round: evaluation.report = 'last' excludes it"
             )
         return {**raw, "evaluation": {**evaluation, "report": "best"}}
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Experiment:
+        agreed = self.data.contract.task if self.data.contract else None
+        if agreed and self.task.name in get_args(StandardTask) and self.task.name != agreed:
+            raise ValueError(f"task.name = {self.task.name!r}: data.contract.task is {agreed!r}")
+        return self
 
     @model_validator(mode="after")
     def _choosing_needs_validation(self) -> Experiment:

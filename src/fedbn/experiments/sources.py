@@ -29,7 +29,7 @@ from fedbn.data.partitions import dealt
 from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, Misfit, ModelError, blamed, unknown
 from fedbn.experiments.configuration import explained
-from fedbn.experiments.data_contract import fitting, own_classes, reader_of
+from fedbn.experiments.data_contract import check_options, fitting, own_classes, reader_of
 from fedbn.experiments.schema import DataSection, Experiment, ModelSection
 from fedbn.models import suggested
 from fedbn.tasks.making import TaskChoice
@@ -58,6 +58,8 @@ def load_federation(section: DataSection, site: str | None = None) -> Federation
     options = options_of(build, section.options, f"data {name}")
     contract = section.contract
     by_contract = reader_of(name)
+    if contract:
+        check_options(options, contract)
     with blamed(DataError, f"data {name}"):
         try:
             if contract and by_contract:

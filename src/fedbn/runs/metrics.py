@@ -121,6 +121,7 @@ class _Table(_Part):
 class _Preparation(_Part):
     aliases: dict[str, str] = {}
     depth: float | None = None
+    levels: dict[str, tuple[list[float], list[float]]] = {}
     masks: list[int] | None = None
     table: _Table | None = None
 

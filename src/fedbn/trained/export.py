@@ -296,7 +296,7 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
         "method": plan.method.name,
         "model": section.get("name") or type(plan.initial_model).__name__,
         "model_args": section.get("args", {}),
-        "preparation": inputs.get("preparation") or {},
+        "preparation": _own_preparation(inputs.get("preparation") or {}, client),
         "round": trained.state.round,
         "scaling": _PIXELS if inputs.get("dtype") == "uint8" else _NUMBERS,
         "seed": plan.seed,
@@ -304,6 +304,12 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
         "task": plan.task.name,
         "torch": torch.__version__,
     }
+
+
+def _own_preparation(told: Mapping[str, Any], client: str) -> dict[str, Any]:
+    """How a sample is prepared; of levels those of this client alone."""
+    own = {"levels": {client: told["levels"].get(client)}} if "levels" in told else {}
+    return {**told, **own}
 
 
 def _checked(original: nn.Module, run: Run, x: Tensor, inputs: str) -> Agreement:
