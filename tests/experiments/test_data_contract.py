@@ -235,7 +235,9 @@ def test_pictures_are_proposed_with_the_smallest_side(tmp_path: Path) -> None:
 def test_a_contract_says_what_the_data_is_for(tmp_path: Path) -> None:
     file = table(tmp_path / "a.csv")
     assert alone(section(file, {**CONTRACT, "task": "classification"}), "nyu")
-    with pytest.raises(Misfit, match="its targets are a class a sample, which is no regression") as e:
+    with pytest.raises(
+        Misfit, match="its targets are a class a sample, which is no regression"
+    ) as e:
         alone(section(file, {**CONTRACT, "task": "regression"}), "nyu")
     assert str(tmp_path) not in e.value.public
     raw = {"task": {"name": "regression"}, "data": {"contract": {"classes": ["0"]}}}

@@ -16,7 +16,7 @@ from fedbn.cli.main import app
 from fedbn.errors import FedbnError
 from fedbn.experiments.configuration import checked
 from fedbn.flower import audit_log, credentials, messages
-from fedbn.flower.audit_log import AuditLog
+from fedbn.flower.audit_log import AuditLog, log_of
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
 from fedbn.flower.policy import Policy
@@ -32,10 +32,6 @@ def site_home(root: Path, name: str) -> Path:
     return home
 
 
-def log_of(home: Path) -> AuditLog:
-    return AuditLog(home / "log.jsonl", credentials.read_key((home / "site.key").read_bytes()))
-
-
 @pytest.fixture
 def logs(bench: Bench, tmp_path: Path) -> tuple[Path, dict[str, Path], FakeGrid]:
     """A run whose server and sites keep logs."""
@@ -47,6 +43,7 @@ def logs(bench: Bench, tmp_path: Path) -> tuple[Path, dict[str, Path], FakeGrid]
     expected = Expected(SITES, keys, len(SITES))
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
+    own_log(fed).write("run", run="run")
     service = Service("fed", lambda: expected, folder, limits=bench.limits, log=own_log(fed))
     serve(grid, checked(RAW), service)
     return fed.path, homes, grid
@@ -79,7 +76,7 @@ def test_the_server_knows_what_it_asked_and_what_came(logs) -> None:
     fed, _, _ = logs
     said = events(fed)
     kinds = [(e["event"], e.get("site")) for e in said]
-    assert kinds[:2] == [("takes part", "plain"), ("takes part", "photo")]
+    assert kinds[1:3] == [("takes part", "plain"), ("takes part", "photo")]
     assert kinds.count(("asked", "photo")) == kinds.count(("came", "photo")) == 3
     assert "ok" in verified(fed)
 
@@ -113,6 +110,32 @@ def test_an_end_that_was_cut_off_is_found_by_the_other_sides_log(logs) -> None:
     file.write_bytes(b"\n".join(file.read_bytes().splitlines()[:2]) + b"\n")
     assert "ok" in verified(home)
     assert "1 hash(es) that" in verified(home, "--against", other)
+
+
+@pytest.mark.shows("H24")
+def test_the_first_messages_carry_the_newest_hashes_too(logs) -> None:
+    fed, homes, grid = logs
+    mine, theirs = events(homes["photo"]), events(fed)
+    asked = [
+        messages.get(m.content, messages.Order) for _, m, a in grid.log if "hello" in a.content
+    ]
+    before = [order.log for order in asked if order.kind == "hello"]
+    assert before == [mine[0]["theirs"]] * len(SITES)
+    assert before[0] in audit_log.line_hashes(fed / "log.jsonl")
+    took_part = [e for e in theirs if e["event"] == "takes part"]
+    assert [e["theirs"] for e in took_part] == ["", ""]  # nothing was in the sites' logs yet
+    assert {e["theirs"] for e in theirs if e["event"] == "came" and e["site"] == "photo"} <= (
+        audit_log.line_hashes(homes["photo"] / "log.jsonl")
+    )
+
+
+def test_two_processes_may_write_into_one_log(tmp_path: Path) -> None:
+    home = site_home(tmp_path, "nyu")
+    one, other = log_of(home), log_of(home)
+    for number in range(3):
+        one.write("answered", text="x" * 50_000 * number)
+        other.write("approved")
+    assert "ok" in verified(home)
 
 
 @pytest.mark.shows("H24")

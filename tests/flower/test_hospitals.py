@@ -40,7 +40,11 @@ pytestmark = [
 ]
 SITES = tuple(FILES)
 NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak")
-HEADER = (*("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach"), "exang", "oldpeak")
+HEADER = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach"),
+    "exang",
+    "oldpeak",
+)
 CATEGORIES = ("sex", "cp", "fbs", "restecg", "exang")
 OWN_LABEL = {"hungary": "betegseg"}  # a column that this hospital calls otherwise
 EXPERIMENT = """
@@ -181,7 +185,9 @@ class Federation:
     def approve(self, site: str) -> None:
         """A person approves what was asked for last."""
         home = self.root / site / site
-        waiting = [row.split()[0] for row in typed("approve", str(home)).splitlines() if "waits" in row]
+        waiting = [
+            row.split()[0] for row in typed("approve", str(home)).splitlines() if "waits" in row
+        ]
         typed("approve", str(home), waiting[0])
 
     def rounds(self, run: str) -> list[dict]:
@@ -360,9 +366,15 @@ def logs_hold(four: Federation) -> None:
     for site in SITES:
         home = four.root / site / site
         assert "ok " in typed("log", str(home), "--verify", "--against", str(server))
-        assert "ok " in typed("log", str(four.fed), "--verify", "--against", str(home / "log.jsonl"))
+        assert "ok " in typed(
+            "log", str(four.fed), "--verify", "--against", str(home / "log.jsonl")
+        )
     events = [(one["event"], one.get("site")) for one in audit_log.read(server)]
     for wanted in (*(("admitted", site) for site in SITES), ("revoked", "va"), ("rotated", None)):
         assert wanted in events
-    refused = [one["reason"] for one in audit_log.read(four.root / "switzerland/switzerland/log.jsonl") if one["event"] == "refused"]
+    refused = [
+        one["reason"]
+        for one in audit_log.read(four.root / "switzerland/switzerland/log.jsonl")
+        if one["event"] == "refused"
+    ]
     assert any("min_samples = 32" in reason for reason in refused)

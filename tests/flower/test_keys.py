@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedbn.cli import federation_keys
 from fedbn.cli.main import app
 from fedbn.errors import ConfigError
-from fedbn.flower import credentials, preflight, server_app
+from fedbn.flower import audit_log, credentials, preflight, server_app
 from fedbn.flower.credentials import read_bundle, read_request
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
@@ -92,6 +92,11 @@ def test_a_key_is_replaced_only_by_a_request_that_the_old_one_signed(fed) -> Non
     assert fed.keys() == before
     admitted(fed, "nyu", "--rotate")
     assert fed.keys() != before
+    both = [[*audit_log.read(home / "log.jsonl")] for home in (fed.path, Path("nyu"))]
+    assert [(e["event"], e.get("confirmed")) for e in both[0]] == [
+        ("admitted", "by --fingerprint")
+    ] * 2
+    assert [e["key"] for e in both[1]] == [e["key"] for e in both[0]]
     assert fed.read().sites == ("nyu",)
 
 
@@ -163,6 +168,8 @@ def test_a_site_joins_only_under_the_authority_that_was_confirmed(fed, tmp_path:
         federation_keys.known_authority(bundle, home, "00")
     assert PRIVATE in federation_keys.known_authority(bundle, home, right).key
     assert PRIVATE in federation_keys.known_authority(bundle, home, None).key  # confirmed before
+    said = [*audit_log.read(home / "log.jsonl")][-1]
+    assert (said["event"], said["authority"]) == ("authority confirmed", right)
     other = FederationFolder(tmp_path / "other")
     other.create("other", [], "server.example")
     false = credentials.Bundle(bundle.federation, "nyu", bundle.address, other.ca.read_bytes())

@@ -14,7 +14,7 @@ from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
 from fedbn.flower import preflight, server_app, site_app
-from fedbn.flower.audit_log import AuditLog
+from fedbn.flower.audit_log import AuditLog, log_of
 from fedbn.flower.credentials import (
     authority_fingerprint,
     fingerprint as fingerprint_of,
@@ -173,7 +173,9 @@ def approve(
     approvals = Approvals(home_of(site))
     if experiment is not None:
         done = approvals.decide(experiment, not withdraw)
-        say(f"{done.hash[:16]}: {'approved' if done.approved else 'approved no more'}")
+        what = "approved" if done.approved else "approved no more"
+        log_of(home_of(site)).write(what, experiment=done.hash)
+        say(f"{done.hash[:16]}: {what}")
     rows = [
         (one.hash[:16], one.approved or "waits", one.run, *_about(one.experiment))
         for one in approvals.all()

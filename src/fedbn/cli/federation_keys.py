@@ -51,8 +51,10 @@ def request(
         append(home / "earlier.pub", credentials.public_bytes(old))
     write_atomically(Path(f"{site}.request"), credentials.make_request(site, key, old), ConfigError)
     write_private(place, credentials.ssh_private_bytes(key))
+    found = credentials.fingerprint(credentials.public_bytes(key))
+    audit_log.log_of(home).write("new key", key=found)
     emit(f"{site}.request: send this to the server; {place} stays here")
-    emit(f"the site's key: {credentials.fingerprint(credentials.public_bytes(key))}")
+    emit(f"the site's key: {found}")
 
 
 @app.command(epilog="Example: fedbn federation admit FED nyu.request")
@@ -63,9 +65,10 @@ def admit(
 ) -> None:
     """Take in a site that made its own key; a run that is under way takes it in too."""
     folder, asked = FederationFolder(fed.resolve()), credentials.read_request(file)
-    confirmed(fingerprint, credentials.fingerprint(asked.key), f"the key of site {asked.site}")
+    found, whose = credentials.fingerprint(asked.key), f"the key of site {asked.site}"
+    how = confirmed(fingerprint, found, whose)
     set_environment(folder)
-    emit(f"{server_app.admit(folder, asked)}: send this to {asked.site}; it holds no secret")
+    emit(f"{server_app.admit(folder, asked, how)}: send this to {asked.site}; it holds no secret")
     emit(f"the authority: {credentials.authority_fingerprint(folder.ca.read_bytes())}")
 
 
@@ -141,16 +144,17 @@ def _owner_keys(home: Path) -> list[bytes]:
 _END = "-----END PUBLIC KEY-----\n"
 
 
-def confirmed(given: str | None, found: str, whose: str) -> None:
-    """Compare a fingerprint with what was read out, or ask a person to."""
+def confirmed(given: str | None, found: str, whose: str) -> str:
+    """Compare a fingerprint with what was read out, or ask a person to; says how it was done."""
     if given is not None:
         credentials.check_fingerprint(given, found, whose)
-        return
+        return "by --fingerprint"
     say(f"{whose}: {found}")
     if not sys.stdin.isatty():
         raise ConfigError(f"nobody is here to confirm {whose}: give --fingerprint")
     if not typer.confirm("Is that what its owner reads out?", err=True):
         raise ConfigError(f"{whose} was not confirmed")
+    return "by a person"
 
 
 def known_authority(bundle: Bundle, home: Path, fingerprint: str | None) -> Bundle:
@@ -167,7 +171,8 @@ def known_authority(bundle: Bundle, home: Path, fingerprint: str | None) -> Bund
         raise ConfigError(f"{key}: no key here; `fedbn federation request {bundle.site}` makes it")
     found = credentials.authority_fingerprint(bundle.ca)
     if fingerprint is not None or not place.exists():
-        confirmed(fingerprint, found, "the authority")
+        how = confirmed(fingerprint, found, "the authority")
         write_private(place, found.encode())
+        audit_log.log_of(home).write("authority confirmed", authority=found, confirmed=how)
     credentials.check_fingerprint(place.read_text(), found, "the authority of this bundle")
     return replace(bundle, key=key.read_bytes())

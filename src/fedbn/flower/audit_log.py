@@ -17,11 +17,13 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from filelock import FileLock
 
-from fedbn.flower.credentials import Key
+from fedbn.flower.credentials import Key, read_key
 from fedbn.runs.metrics import append
 
 _SIGNED = ec.ECDSA(hashes.SHA384())
+_PIECE = 65_536
 
 
 class AuditLog:
@@ -34,19 +36,25 @@ class AuditLog:
 
     def __init__(self, file: Path | None = None, key: Key | None = None):
         self._file, self._key = file, key
-        self.newest = _hash(lines[-1]) if file and (lines := _lines(file)) else ""
+        self.newest = _newest(file) if file else ""
 
     def write(self, event: str, **facts: Any) -> None:
         """Add an event."""
         if self._file is None or self._key is None:
             return
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        said = {"time": time, "event": event, **facts, "before": self.newest}
-        signature = self._key.sign(_text(said), _SIGNED).hex()
-        line = _text({**said, "signature": signature})
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        append(self._file, line + b"\n")
+        with FileLock(self._file.with_suffix(".lock")):  # a run and `revoke` write into one log
+            said = {"time": time, "event": event, **facts, "before": _newest(self._file)}
+            line = _text({**said, "signature": self._key.sign(_text(said), _SIGNED).hex()})
+            append(self._file, line + b"\n")
         self.newest = _hash(line)
+
+
+def log_of(home: Path) -> AuditLog:
+    """A site's log, by its folder; none is written where there is no key yet."""
+    key = home / "site.key"
+    return AuditLog(home / "log.jsonl", read_key(key.read_bytes()) if key.is_file() else None)
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
@@ -103,6 +111,21 @@ def _signed(owner: Any, signature: bytes, text: bytes) -> bool:
 
 def _lines(file: Path) -> list[bytes]:
     return file.read_bytes().splitlines() if file.is_file() else []
+
+
+def _newest(file: Path) -> str:
+    """The hash of the last line, found from the end: a log of years is long."""
+    if not file.is_file():
+        return ""
+    with file.open("rb") as stream:
+        begin = stream.seek(0, 2)
+        found = b""
+        while begin and b"\n" not in found.rstrip(b"\n"):
+            begin = max(begin - _PIECE, 0)
+            stream.seek(begin)
+            found = stream.read()
+    lines = found.splitlines()
+    return _hash(lines[-1]) if lines else ""
 
 
 def _text(value: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 from fedbn import __version__
 from fedbn.errors import FedbnError, NotApproved, TooFewClients
 from fedbn.flower import messages
+from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.messages import Hello, Member, Order, digest
 from fedbn.flower.messaging import Grid, Letter, Limits, Mail, Node, ask
 
@@ -123,6 +124,7 @@ class Attendance:
         sites: Which sites there are, asked again each time: some may be new.
         limits: How long to wait.
         note: Hears remarks.
+        log: The server's log.
 
     Attributes:
         hellos: What each site said that was ever accepted.
@@ -138,7 +140,9 @@ class Attendance:
         sites: Callable[[], Expected],
         limits: Limits,
         note: Callable[[str], None] = lambda text: None,
+        log: AuditLog | None = None,
     ):
+        self._log = log or AuditLog()
         self._grid, self._order, self._sites = grid, order, sites
         self._limits, self._note = limits, note
         self._gone: dict[str, float] = {}
@@ -193,20 +197,26 @@ class Attendance:
         }
         mail = self.question(new)
         for site in self._sites().ordered([*new]):  # the first sets what all must have in common
+            came = mail.contents.get(site)
+            about = {"site": site, "theirs": messages.their_log(came) if came else ""}
             try:
                 self._take_in(site, new[site], mail)
+                self._log.write("takes part", **about, experiment=self.hellos[site].experiment)
             except messages.NotYet as error:
                 if site not in self.waiting:
                     self._note(f"{site} {error}")
+                    self._log.write("waits for approval", **about)
                 self.waiting[site] = str(error)
                 self._ask_again[site] = time.monotonic() + self._limits.again
             except FedbnError as error:
                 self.faults[site] = str(error)
                 self._note(f"{site} is refused: {error}")
+                self._log.write("refused", **about, reason=str(error)[:500])
 
     def question(self, nodes: Mapping[str, int] | None = None) -> Mail:
         """Ask these nodes, or all whose keys are known."""
-        content, seconds = messages.put(self._order), min(_HELLO_SECONDS, self._limits.wait)
+        content = messages.put(self._order.model_copy(update={"log": self._log.newest}))
+        seconds = min(_HELLO_SECONDS, self._limits.wait)
         asked = self._connected() if nodes is None else nodes
         letters = {site: Letter(node, "query", content) for site, node in asked.items()}
         return ask(self._grid, letters, f"hello {self._order.seed}", seconds, self._limits)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -37,6 +39,7 @@ from fedbn.runs.folder import PLAIN_NAME
 _MAX_BYTES = 4_000_000
 _MOST_KEYS = 10_000
 _TEXT = "json"
+_HASH = re.compile("[0-9a-f]{64}")
 SHARED = "shared"
 AFFINE = "affine"
 
@@ -57,6 +60,12 @@ Name = Annotated[str, Field(pattern=rf"^{PLAIN_NAME}$")]
 Sha256 = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 
 
+class _Logged(_Document):
+    """What carries the newest hash of its sender's log into the other's."""
+
+    log: Sha256 = ""
+
+
 class Member(_Document):
     """A site as all others know it: enough to weigh it and to count its steps, nothing of its data.
 
@@ -74,7 +83,7 @@ class Member(_Document):
 TargetType = Literal["bool", "uint8", "int64", "float32", "float64"]
 
 
-class Order(_Document):
+class Order(_Logged):
     """What the server asks of a site.
 
     Attributes:
@@ -99,7 +108,6 @@ class Order(_Document):
         scores: Whether to score the state that is sent.
         last: Whether the run ends with this message.
         best: The best round so far, where the best one is to be used; 0 for the last.
-        log: The newest hash of the server's log.
     """
 
     kind: Literal["hello", "report", "train", "score", "end"]
@@ -122,7 +130,6 @@ class Order(_Document):
     scores: bool = False
     last: bool = False
     best: int = 0
-    log: Sha256 = ""
 
 
 class Score(_Document):
@@ -134,7 +141,7 @@ class Score(_Document):
     value: float | None
 
 
-class Hello(_Document):
+class Hello(_Logged):
     """What a site is.
 
     Attributes:
@@ -175,7 +182,7 @@ def digest(classes: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()[:16]
 
 
-class Answer(_Document):
+class Answer(_Logged):
     """What a site says with its update.
 
     Attributes:
@@ -186,7 +193,6 @@ class Answer(_Document):
         source: Where its local part came from: new, Flower's memory, its disk.
         seconds: How long training and scoring took.
         scores: The state that was sent, joined with its own local part, on its data.
-        log: The newest hash of its log.
     """
 
     round: int = Field(strict=True)
@@ -196,23 +202,22 @@ class Answer(_Document):
     source: Literal["fresh", "state", "disk"]
     seconds: float = Field(ge=0)
     scores: tuple[Score, ...] = Field((), max_length=1000)
-    log: Sha256 = ""
 
 
-class Sorry(_Document):
+class Sorry(_Logged):
     """Why a site does not do what was asked; `waiting` where it may do so later."""
 
     reason: str = Field(max_length=2000)
     waiting: bool = False
 
 
-class Reported(_Document):
+class Reported(_Logged):
     """What a site says of its data where there is no contract yet."""
 
     report: SiteReport
 
 
-class Noted(_Document):
+class Noted(_Logged):
     """A site heard that the run is over."""
 
 
@@ -244,6 +249,16 @@ def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
     if name not in content.config_records or set(content.array_records) != set(arrays):
         raise Unreadable("the message's records are of the wrong type")
     return _parsed(content.config_records[name], expected)
+
+
+def their_log(content: RecordDict) -> str:
+    """The newest hash of the sender's log, where a message holds one; it is logged as it came."""
+    for record in content.config_records.values():
+        with suppress(ValueError, RecursionError, AttributeError):
+            said = str(json.loads(str(record.get(_TEXT, ""))[:_MAX_BYTES]).get("log"))
+            if _HASH.fullmatch(said):
+                return said
+    return ""
 
 
 def what_is_in(content: RecordDict) -> dict[str, Any]:

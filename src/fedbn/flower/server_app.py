@@ -106,7 +106,7 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
 
     def engine(job: Job, note: Note) -> FlowerEngine:
         order = order_of(job, service.federation, service.folder.path.name)
-        here = Attendance(grid, order, service.expected, service.limits, note)
+        here = Attendance(grid, order, service.expected, service.limits, note, service.log)
         here.muster()
         made = FlowerEngine(here, job, order, note, service.log)
         config = resolved(experiment, made.plan.federation)
@@ -114,8 +114,6 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
         facts = {"data": data, "engine": "flower", "task": made.plan.task.facts()}
         found = environment_of(config, todo, Path.cwd(), **facts)
         notes = same_run(service.folder, found, come_and_go=True)
-        for name, hello in here.hellos.items():
-            service.log.write("takes part", site=name, experiment=hello.experiment)
         for text in [*notes, *remarks(made.plan)]:
             note(text)
         return made
@@ -278,10 +276,11 @@ def own_log(folder: FederationFolder) -> AuditLog:
     return AuditLog(folder.log, read_authority(folder.ca_key, folder.ca).key)
 
 
-def admit(folder: FederationFolder, request: Request) -> Path:
+def admit(folder: FederationFolder, request: Request, confirmed: str) -> Path:
     """Take in a site by its request; a server that is up learns its key at once."""
     replaced = folder.admit(request)
-    own_log(folder).write("admitted", site=request.site, key=fingerprint(request.key))
+    facts = {"site": request.site, "key": fingerprint(request.key), "confirmed": confirmed}
+    own_log(folder).write("admitted", **facts)
     with Control(folder) as control:
         if control.reachable():
             if replaced:

@@ -274,10 +274,8 @@ class FlowerEngine:
                 reason = mail.faults.get(name, "no answer")
                 self._log.write("no answer", site=name, **facts, reason=reason)
                 continue
-            extra = [part for part in (messages.SHARED, messages.AFFINE) if part in came]
-            with suppress(FedbnError):
-                facts["theirs"] = messages.get(came, Answer, *extra).log
-            self._log.write("came", site=name, **facts, came=messages.what_is_in(came))
+            facts |= {"came": messages.what_is_in(came), "theirs": messages.their_log(came)}
+            self._log.write("came", site=name, **facts)
 
     def _take_scores(self, mail: Mail, orders: Mapping[str, Order]) -> None:
         for name, order in orders.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +52,7 @@ class Site:
         order = messages.get(content, Order, *([messages.SHARED] if training else []))
         self._check(order)
         if order.kind == "report":
-            return messages.put(messages.Reported(report=self.report()))
+            return messages.put(messages.Reported(report=self.report(), log=self.log.newest))
         if order.kind == "hello":
             plan = self._plan(order)
             self._allow(order, plan)
@@ -61,7 +61,7 @@ class Site:
         self._allow(order, desk.plan)
         if order.kind == "end":
             desk.end(order)
-            return messages.put(messages.Noted())
+            return messages.put(messages.Noted(log=self.log.newest))
         if not training:
             raise messages.Unreadable(f"an order to {order.kind} without the shared part")
         return desk.work(order, content.array_records[messages.SHARED], state)
@@ -149,6 +149,7 @@ class Site:
             classes=federation.classes,
             input_shape=federation.input_shape,
             target=federation.target,
+            log=self.log.newest,
         )
 
     def _alone(self, order: Order) -> Federation:
@@ -211,12 +212,17 @@ def reply(site: Site, message: Message, state: RecordDict) -> Message:
     try:
         content = site.answer(message.content, state)
         site.log.write("answered", **about, sent=messages.what_is_in(content))
-    except FedbnError as error:
-        site.log.write("refused", **about, reason=str(error)[:500])
-        waiting = isinstance(error, messages.NotYet)
-        content = messages.put(messages.Sorry(reason=_public(error), waiting=waiting))
     except Exception as error:
-        log.debug("site %s failed", site.options.name, exc_info=True)
-        site.log.write("failed", **about, reason=reason(error)[:500])
-        content = messages.put(messages.Sorry(reason=reason(error)[:2000]))
+        log.debug("site %s", site.options.name, exc_info=not isinstance(error, FedbnError))
+        content = _sorry(site, about, error)
     return Message(content, reply_to=message)
+
+
+def _sorry(site: Site, about: Mapping[str, Any], error: Exception) -> RecordDict:
+    """Say why not: all of it in the site's own log, what is the server's business to the server."""
+    ours = isinstance(error, FedbnError)
+    said = str(error) if ours else reason(error)
+    site.log.write("refused" if ours else "failed", **about, reason=said[:500])
+    told = _public(error) if isinstance(error, FedbnError) else said[:2000]
+    waiting = isinstance(error, messages.NotYet)
+    return messages.put(messages.Sorry(reason=told, waiting=waiting, log=site.log.newest))
