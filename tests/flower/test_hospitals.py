@@ -9,7 +9,6 @@ import csv
 import os
 import re
 import shutil
-import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,11 +20,10 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-import heart_files
-from flower_processes import ended, finished
-from machines import Machines, NoMachines, python
+from machines import Command, Machines, NoMachines
 from typer.testing import CliRunner
 
+import heart_files
 from fedbn.cli.main import app
 from fedbn.datasets.heart import SITES as FILES
 from fedbn.flower import audit_log
@@ -92,72 +90,53 @@ class Federation:
     """The machines, and what people type at them."""
 
     def __init__(self, root: Path, stack: ExitStack):
-        self.root, self._stack = root, stack
+        self.root = root
         self.machines = Machines(stack, ("server", *SITES))
         self.files = hospitals(root)
         self.fed = root / "server" / "FED"
         self.fed.parent.mkdir()
-        self.running: dict[str, subprocess.Popen] = {}
+        self.running: dict[str, Command] = {}
+        self._count = 0
+        (root / "said").mkdir()
 
-    def start(self, place: str, *words: str) -> subprocess.Popen:
-        """Type a command at a machine."""
-        process = subprocess.Popen(
-            python(self.machines, place, *words),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self.root / place,
-            env=environment(self.root / place / "flower"),
-        )
-        self._stack.callback(ended, process)
-        return process
+    def start(self, place: str, *words: str) -> Command:
+        """Type a command of `fedbn federation` at a machine."""
+        self._count += 1
+        file = self.root / "said" / f"{self._count} {place} {words[0]}"
+        home = environment(self.root / place / "flower")
+        line = ["federation", *words]
+        return self.machines.start(place, line, self.root / place, file, home)
 
     def type(self, place: str, *words: str, code: int = 0) -> str:
         """Type a command at a machine, and read what it says."""
-        return finished(self.start(place, "federation", *words), code)
+        return read(self.start(place, *words), code)
 
     def serve(self) -> None:
         self.stop("server")
-        self.running["server"] = self._daemon("server", "server", "FED")
-        self.until(lambda: "ready at port" in self.said("server"))
+        self.running["server"] = command = self.start("server", "server", "FED")
+        self.until(lambda: "ready at port" in command.said())
 
     def join(self, site: str, *flags: str) -> None:
         self.stop(site)
         words = ["join", f"{site}.fedbn", "--data", "export.csv", *self.own(site), *flags]
-        self.running[site] = self._daemon(site, *words)
+        self.running[site] = self.start(site, *words)
 
     def own(self, site: str) -> list[str]:
         """What a hospital says of its own file."""
         label = OWN_LABEL.get(site, "disease")
         return ["--set", f"data.label={label}", "--set", "data.test_share=0.34"]
 
-    def _daemon(self, place: str, *words: str) -> subprocess.Popen:
-        with (self.root / place / "said.txt").open("ab") as out:
-            process = subprocess.Popen(
-                python(self.machines, place, "federation", *words),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=self.root / place,
-                env=environment(self.root / place / "flower"),
-            )
-        self._stack.callback(ended, process)
-        return process
-
     def stop(self, place: str) -> None:
         if process := self.running.pop(place, None):
             process.terminate()
             process.wait(60)
 
-    def said(self, place: str) -> str:
-        return (self.root / place / "said.txt").read_text()
-
-    def until(self, ready: Callable[[], bool], seconds: float = 180) -> None:
+    def until(self, ready: Callable[[], bool], seconds: float = 600) -> None:
         begun = time.monotonic()
         while not ready():
             for place, process in self.running.items():
-                assert process.poll() is None, (place, self.said(place))
-            assert time.monotonic() - begun < seconds, {p: self.said(p) for p in self.running}
+                assert process.poll() is None, (place, process.said())
+            assert time.monotonic() - begun < seconds, [c.said() for c in self.running.values()]
             time.sleep(0.2)
 
     def connected(self, site: str) -> bool:
@@ -193,6 +172,12 @@ class Federation:
     def rounds(self, run: str) -> list[dict]:
         files = list((self.fed / "runs" / run).rglob("rounds.jsonl"))
         return metrics.read(files[0]) if files else []
+
+
+def read(command: Command, code: int = 0) -> str:
+    """Wait for a command's end, and read what it said."""
+    assert command.wait(900) == code, command.said()
+    return command.said()
 
 
 def printed(text: str) -> str:
@@ -248,6 +233,7 @@ def contracted(four: Federation) -> str:
         first = 1 if name == "cp" else 0
         values = ", ".join(f'"c{first + n}"' for n in range(levels.get(name, 2)))
         text = re.sub(rf'(name = "{name}"\nvalues = )\[[^\]]*\]', rf"\1[{values}]", text)
+    text = text.replace("[data.contract]\n", '[data.contract]\nnormalize = "site"\n')
     return text.replace('name = "age"', 'name = "age"\nunit = "years"\nrange = [18.0, 110.0]')
 
 
@@ -259,7 +245,7 @@ def refused_and_approved(four: Federation, contract: str) -> None:
     assert "30 training samples" in said
     refusal = "the site's policy forbids 30 samples behind an update (min_samples = 32)"
     assert f"WRONG  {refusal}" in said
-    said = four.type("server", "run", "FED", "first.toml", "--wait", "20", code=7)
+    said = four.type("server", "run", "FED", "first.toml", "--wait", "60", code=7)
     assert f"switzerland: {refusal}" in said
     for site in SITES[:2]:
         assert f"{site}: waits for approval by a person at the site" in said
@@ -269,11 +255,11 @@ def refused_and_approved(four: Federation, contract: str) -> None:
     own = re.sub(r"min_samples = \d+", "min_samples = 16", policy)
     (four.root / "switzerland" / "own.toml").write_text(own)
     four.join("switzerland", "--policy", "own.toml")
-    run = four.start("server", "federation", "run", "FED", "first.toml")
+    run = four.start("server", "run", "FED", "first.toml")
     asked = four.root / "switzerland" / "switzerland" / "experiments"
     four.until(lambda: any(asked.glob("*.json")))
     four.approve("switzerland")
-    said = finished(run)
+    said = read(run)
     assert "switzerland waits for approval" in said
     assert "round 3/3" in said
 
@@ -303,6 +289,10 @@ def same_as_embedded(four: Federation, contract: str) -> None:
         state = whole.model(site).state_dict()
         assert all(torch.equal(own.model(site).state_dict()[name], state[name]) for name in state)
     used_at_a_site(four, embedded, "hungary")
+    for place in (four.fed / "runs" / "first", four.root / "va" / "va" / "runs" / "first"):
+        assert "round 3 of 3" in (place / "status.html").read_text()
+    unit = (four.root / "va" / "va" / "fedbn-site-va.service").read_text()
+    assert " federation join va.fedbn --data export.csv --set data.label=disease" in unit
 
 
 def used_at_a_site(four: Federation, embedded: Path, site: str) -> None:
@@ -310,7 +300,7 @@ def used_at_a_site(four: Federation, embedded: Path, site: str) -> None:
     outputs, tables = [], []
     x = torch.randn(32, *open_run(embedded).inputs["input_shape"])
     for run in (four.root / site / site / "runs" / "first", embedded):
-        out = run.parent / f"of {run.name}"
+        out = four.root / f"of {run.name}"
         words = ["--client", site, "--out", f"{out}/", "--format", "torch-export"]
         done = CliRunner().invoke(app, ["export", str(run), *words])
         assert done.exit_code == 0, (done.output, done.exception)
@@ -319,7 +309,8 @@ def used_at_a_site(four: Federation, embedded: Path, site: str) -> None:
         words = ["--client", site, "--data", str(four.files[site]), "--out", f"{out}/said.csv"]
         done = CliRunner().invoke(app, ["predict", str(run), *words])
         assert done.exit_code == 0, (done.output, done.exception)
-        tables.append([row[:2] + row[-2:] for row in csv.reader((out / "said.csv").open())])
+        rows = csv.reader((out / "said.csv").read_text().splitlines())
+        tables.append([row[:2] + row[-2:] for row in rows])
     assert torch.equal(*outputs)
     assert tables[0] == tables[1]
     assert len(tables[0]) > 40
@@ -341,7 +332,7 @@ def keys_change(four: Federation) -> None:
 def revoked_while_a_run_is_on(four: Federation, contract: str) -> None:
     """A second experiment on the same hospitals, and one of them is put out on the way."""
     four.experiment("second", "fedavg", 12, contract)
-    run = four.start("server", "federation", "run", "FED", "second.toml")
+    run = four.start("server", "run", "FED", "second.toml")
     for site in SITES:
         asked = four.root / site / site / "experiments"
         four.until(lambda asked=asked: len([*asked.glob("*.json")]) == 2)
@@ -351,12 +342,12 @@ def revoked_while_a_run_is_on(four: Federation, contract: str) -> None:
     assert "run second is on" in other
     four.type("server", "revoke", "FED", "va")
     out = four.running.pop("va")
-    text = finished(run)
+    text = read(run)
     took_part = [sorted(row["sources"]) for row in four.rounds("second")]
     assert took_part[0] == sorted(SITES), text
     assert took_part[-1] == sorted(set(SITES) - {"va"}), text
     assert out.wait(300) != 0
-    assert "does not know the key of site va" in four.said("va")
+    assert "does not know the key of site va" in out.said()
 
 
 def logs_hold(four: Federation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedbn.flower.credentials import (
     read_bundle,
     read_key,
 )
-from fedbn.flower.federation_folder import FederationFolder
+from fedbn.flower.federation_folder import FederationFolder, write_unit
 from fedbn.flower.internals_node import follow
 from fedbn.flower.internals_server import Control, set_environment
 from fedbn.flower.policy import Approvals, Policy, read_policy
@@ -66,6 +67,9 @@ def init(
     names = [name.strip() for name in sites.split(",") if name.strip()]
     folder.create(fed.resolve().name, names, host, port)
     (fed / "README.md").write_text(_STEPS.format(fed=fed, port=port), encoding="utf-8")
+    words = ["federation", "server", str(folder.path)]
+    unit = folder.path / "fedbn-server.service"
+    write_unit(unit, f"fedbn federation {folder.path.name}", words, folder.path)
     for site in names:
         emit(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
     emit(f"the authority: {authority_fingerprint(folder.ca.read_bytes())}")
@@ -140,6 +144,10 @@ def join(
     options.log.write("joined", key=fingerprint_of(public_bytes(key)), address=given.address)
     if parent is not None:
         follow(parent)  # ends with the process that started this one
+    else:
+        unit = home / f"fedbn-site-{given.site}.service"
+        write_unit(unit, f"fedbn site {given.site}", sys.argv[1:], Path.cwd())
+        say(f"{unit}: for systemd, so that the site is here again after a restart")
     with Stopper() as stop:
         site_app.join(given, options, home, wait=wait, stop=stop, say=say)
 

@@ -93,7 +93,7 @@ def _normalised(federation: Federation, contract: ContractSection) -> Federation
         )
     levels, clients = {}, []
     for client in federation.clients:
-        if any(not isinstance(split, Split) for split in client.splits):
+        if not isinstance(client.train, Split):
             raise ConfigError(
                 "data.contract.normalize: pictures that are read later take constants"
             )

@@ -12,15 +12,18 @@ FED/
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
   superlink.db        Flower's database
   log.jsonl           what was asked, sent and refused, and what happened to keys
+  fedbn-server.service  for systemd: keeps the server up
   runs/               one run folder a run
 ```
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -197,6 +200,53 @@ class FederationFolder:
     def _write(self, info: FederationInfo) -> None:
         values = {**asdict(info), "sites": list(info.sites)}
         write_atomically(self.info_file, tomli_w.dumps(values).encode())
+
+
+_UNIT = """# cp {file} /etc/systemd/system/ && systemctl enable --now {name}
+[Unit]
+Description={what}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+WorkingDirectory={place}
+ExecStart={command}
+Restart=on-failure
+RestartSec=10
+UMask=0077
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ReadWritePaths={folder}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def write_unit(file: Path, what: str, words: Sequence[str], place: Path) -> None:
+    """Write a systemd unit that keeps a command of fedbn up, started in a place.
+
+    It may write into the unit's own folder and nowhere else.
+    """
+    command = [sys.executable, "-P", "-m", "fedbn", *words]
+    text = _UNIT.format(
+        file=file,
+        name=file.name,
+        what=what,
+        user=getpass.getuser(),
+        place=str(place).replace("%", "%%"),
+        folder=_quoted(str(file.parent)),
+        command=" ".join(map(_quoted, command)),
+    )
+    write_atomically(file, text.encode())
+
+
+def _quoted(word: str) -> str:
+    """Write a word as systemd reads it back."""
+    plain = word.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$")
+    return plain if re.fullmatch(r"[\w./:=,@+-]+", plain) else '"' + plain.replace('"', '\\"') + '"'
 
 
 def check_sites(sites: Sequence[str], least: int = 1) -> None:

@@ -31,7 +31,7 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import NodeStatus, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -97,9 +97,10 @@ class Control:
             return False
 
     def nodes(self) -> list[NodeInfo]:
-        """List the nodes that the server knows."""
+        """List the nodes whose keys are let in; Flower remembers those of keys that are not."""
         with _explained(self.address):
-            return list(self._client.ListNodes(ListNodesRequest()).nodes_info)
+            known = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [node for node in known if node.status != NodeStatus.UNREGISTERED]
 
     def register(self, public_key: bytes, site: str) -> None:
         """Let a site's key in; one that is in already is left as it is."""

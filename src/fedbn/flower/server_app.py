@@ -24,7 +24,7 @@ from fedbn.experiments import configuration
 from fedbn.experiments.configuration import checked, read_toml, with_settings
 from fedbn.experiments.data_survey import SiteReport, proposed
 from fedbn.experiments.environment import environment_of, same_run
-from fedbn.experiments.jobs import Event, Job, Listener, jobs
+from fedbn.experiments.jobs import Event, Job, Listener, jobs, to_all
 from fedbn.experiments.planner import resolved
 from fedbn.experiments.runner import Note, Run, run_jobs
 from fedbn.experiments.schema import Experiment
@@ -41,6 +41,7 @@ from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_engine import FlowerEngine
 from fedbn.flower.site import one_thread
+from fedbn.flower.status_page import StatusPage
 from fedbn.runs.folder import RunFolder, check_name
 
 _RUN = "check"
@@ -103,6 +104,9 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
     todo = jobs(experiment)
     for job in todo:
         check_job(job)
+    page = StatusPage(
+        service.folder.path / "status.html", f"server: run {service.folder.path.name}"
+    )
 
     def engine(job: Job, note: Note) -> FlowerEngine:
         order = order_of(job, service.federation, service.folder.path.name)
@@ -118,7 +122,8 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
             note(text)
         return made
 
-    run_jobs(todo, Run(service.folder, engine, service.listener, service.stop, late_scores=True))
+    listener = to_all(service.listener, page.hear)
+    run_jobs(todo, Run(service.folder, engine, listener, service.stop, late_scores=True))
 
 
 def make_app() -> ServerApp:

@@ -39,7 +39,7 @@ class Site:
         check_name(options.name, "site")
         self.options = options
         self.log = options.log
-        self._desks: dict[str, Desk] = {}
+        self.desks: dict[str, Desk] = {}
         self._contracted: tuple[ContractSection, Federation] | None = None
 
     def answer(self, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -176,9 +176,9 @@ class Site:
                 "kind": "train",
             }
         ).model_dump_json()
-        if key not in self._desks:
-            self._desks = {key: Desk(self.options, self._job(order), self._alone(order), order)}
-        return self._desks[key]
+        if key not in self.desks:
+            self.desks = {key: Desk(self.options, self._job(order), self._alone(order), order)}
+        return self.desks[key]
 
 
 def one_thread() -> None:
@@ -223,6 +223,8 @@ def _sorry(site: Site, about: Mapping[str, Any], error: Exception) -> RecordDict
     ours = isinstance(error, FedbnError)
     said = str(error) if ours else reason(error)
     site.log.write("refused" if ours else "failed", **about, reason=said[:500])
+    for desk in site.desks.values():
+        desk.remark(said)
     told = _public(error) if isinstance(error, FedbnError) else said[:2000]
     waiting = isinstance(error, messages.NotYet)
     return messages.put(messages.Sorry(reason=told, waiting=waiting, log=site.log.newest))

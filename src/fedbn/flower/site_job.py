@@ -29,7 +29,7 @@ from fedbn.core.user_code import habits
 from fedbn.errors import ConfigError, DamagedRun, ModelError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.environment import differences, environment_of, facts_by_setting
-from fedbn.experiments.jobs import DEFAULT, Job
+from fedbn.experiments.jobs import DEFAULT, Event, Job
 from fedbn.experiments.planner import plan_of, resolved
 from fedbn.experiments.sources import task_of
 from fedbn.fast import speedups
@@ -37,6 +37,7 @@ from fedbn.flower import messages
 from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
 from fedbn.flower.policy import OPEN, Policy
+from fedbn.flower.status_page import StatusPage
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder, folder_name
 
@@ -151,11 +152,15 @@ class SiteRun:
         if state is not None:
             self.keep(state, best)
 
+    def earlier(self) -> list[dict[str, Any]]:
+        """The numbers of the site's own that were written."""
+        return metrics.read(self._job / "metrics.jsonl")
+
     def write(self, records: Iterable[Record]) -> None:
         """Add numbers of the site's own; a message done twice gives them twice."""
         file = self._job / "metrics.jsonl"
         if self._written is None:
-            self._written = {Record(**record) for record in metrics.read(file)}
+            self._written = {Record(**record) for record in self.earlier()}
         new = [record for record in records if record not in self._written]
         text = "".join(map(metrics.line, new)).encode()
         for each in (file, self.folder.metrics):
@@ -243,6 +248,8 @@ class Desk:
         if found != order.schema_hash:
             raise ModelError(f"another model: {found[:16]} here, {order.schema_hash[:16]} asked")
         self._about = job, alone, order
+        self._key = (self.plan.method.name, DEFAULT, self.plan.seed)
+        self._page: StatusPage | None = None
 
     @cached_property
     def _run(self) -> SiteRun | None:
@@ -252,7 +259,21 @@ class Desk:
             return None
         run = SiteRun(self._options.folder, self._client.name, order)
         run.begin(job, self._options.data, alone)
+        title = f"site {self._client.name}: run {order.run}"
+        self._page = StatusPage(run.folder.path / "status.html", title)
+        self._show("earlier", order.round, run.earlier())
         return run
+
+    def remark(self, text: str) -> None:
+        """Say on the site's page what was refused."""
+        if self._page:
+            self._page.hear(Event("note", self._key, text=text))
+
+    def _show(self, kind: Literal["earlier", "round", "done"], round: int, records: Any) -> None:
+        if self._page:
+            judged = self.plan.task.metrics[0].facts()
+            rounds = self.plan.training.rounds
+            self._page.hear(Event(kind, self._key, round, rounds, records=records, metric=judged))
 
     def work(self, order: Order, sent: ArrayRecord, state: RecordDict) -> RecordDict:
         """Train or score from the shared part that was sent and the local part kept here."""
@@ -294,13 +315,13 @@ class Desk:
             return
         if state.round:
             self._run.keep(self._completed(order, state), order.best)
-        key = (self.plan.method.name, DEFAULT, self.plan.seed)
         own = [replace(record, setting=DEFAULT) for record in records]
         if update is not None:
             loss = _finite(update.loss)
             about = (self._client.name, self._client.domain, "train", "training_loss")
-            own.append(Record(*key, order.round, *about, loss))
+            own.append(Record(*self._key, order.round, *about, loss))
         self._run.write(own)
+        self._show("done" if order.last else "round", order.round, list(map(vars, own)))
 
     def _local(
         self, order: Order, store: SiteRun | FlowerMemory, shared: Pack
