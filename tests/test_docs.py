@@ -249,6 +249,21 @@ def test_the_files_that_the_architecture_names_are_there():
     assert missing == []
 
 
+def test_every_claim_of_the_security_page_names_a_test_that_is_there():
+    text = (ROOT / "docs/security.md").read_text().partition("## What leaves")[0]
+    rows = [row.split("|")[1:-1] for row in text.splitlines() if row.startswith("|")][2:]
+    tests = {file.name: file.read_text() for file in (ROOT / "tests").rglob("test_*.py")}
+    assert len(rows) > 20
+    for _, claim, held in rows:
+        assert "`" in held, claim
+        home = ""
+        for name in re.findall(r"`([^`]+)`", held):
+            file, _, test = name.rpartition("/")[2].rpartition("::")
+            home = file or (test if test.endswith(".py") else home)
+            assert home in tests, name
+            assert test.endswith(".py") or f"def {test}(" in tests[home], name
+
+
 def test_the_loop_of_one_s_own_is_the_engine_s(tmp_path):
     import torch
     from torch import nn

@@ -112,7 +112,6 @@ def test_an_end_that_was_cut_off_is_found_by_the_other_sides_log(logs) -> None:
     assert "1 hash(es) that" in verified(home, "--against", other)
 
 
-@pytest.mark.shows("H24")
 def test_the_first_messages_carry_the_newest_hashes_too(logs) -> None:
     fed, homes, grid = logs
     mine, theirs = events(homes["photo"]), events(fed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
@@ -14,6 +15,7 @@ from flower_bench import Bench, FakeGrid
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
+from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
@@ -26,6 +28,7 @@ from fedbn.flower.policy import Policy
 from fedbn.flower.site import Site
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import metrics
+from fedbn.trained.opening import open_run
 
 NAMES = ("nyu", "usm")
 RAW = {
@@ -90,6 +93,24 @@ def test_the_server_hears_of_no_value_and_no_path_of_a_site(bench: Bench, tmp_pa
     assert "does not fit" in said
     assert "Miller" not in said
     assert str(tmp_path) not in said
+
+
+def test_the_levels_of_a_site_stay_there(bench: Bench, tmp_path: Path) -> None:
+    grid = grid_of(bench, tmp_path)
+    columns = [{"name": "age"}, {"name": "pain", "values": ["low", "mid", "high"]}]
+    contract = {"classes": ["0", "1"], "columns": columns, "normalize": "site"}
+    bench.run(grid, {**RAW, "data": {"contract": contract}}, expected=expected())
+    said = str([dict(answer.content.config_records) for _, _, answer in grid.log])
+    for name in NAMES:
+        run = open_run(bench.root / "sites" / name / "run")
+        (mean, deviation), *_ = zip(*run.inputs["preparation"]["levels"][name], strict=True)
+        assert 50 < mean < 60
+        assert str(mean)[:6] not in said
+        assert str(deviation)[:6] not in said
+        file = tmp_path / "at" / name / "export.csv"
+        raw = torch.tensor([float(row.split(",")[0]) for row in file.read_text().split()[1:]])
+        found = read_samples(file, run.inputs, client=name).x[:, 0]
+        assert torch.allclose(found, (raw - mean) / deviation, atol=1e-5)
 
 
 @pytest.mark.shows("H01")
