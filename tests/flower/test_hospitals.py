@@ -6,6 +6,7 @@ From the first key to the last line of the log, by the commands that people type
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from fedbn.cli.main import app
 from fedbn.datasets.heart import SITES as FILES
 from fedbn.flower import audit_log
 from fedbn.flower.internals_node import environment
-from fedbn.runs import checkpoints, metrics
+from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder
 from fedbn.trained.opening import open_run
 
@@ -171,7 +172,7 @@ class Federation:
 
     def rounds(self, run: str) -> list[dict]:
         files = list((self.fed / "runs" / run).rglob("rounds.jsonl"))
-        return metrics.read(files[0]) if files else []
+        return [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
 
 
 def read(command: Command, code: int = 0) -> str:
