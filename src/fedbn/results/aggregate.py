@@ -87,19 +87,12 @@ ByRound = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class History:
-    """One method, setting and seed.
+    """One method, setting and seed."""
 
-    Attributes:
-        columns: By split, those that have a value in a whole round.
-        numbers: What was measured, the run's own metric in its unit.
-        validation: What clients come to on validation data, which chooses the best round.
-        metric: What the run is judged by.
-    """
-
-    columns: Mapping[str, frozenset[str]]
-    numbers: Mapping[Measure, ByRound]
-    validation: Validation
-    metric: Metric = ACCURACY
+    columns: Mapping[str, frozenset[str]]  # by split, those that have a value in a whole round
+    numbers: Mapping[Measure, ByRound]  # what was measured, the run's own metric in its unit
+    validation: Validation  # what clients come to on validation data, which chooses the best round
+    metric: Metric = ACCURACY  # what the run is judged by
 
     @classmethod
     def of(cls, records: Records, metric: Metric = ACCURACY) -> History:
@@ -148,23 +141,15 @@ class History:
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """The records of a run, as numbers.
+    """The records of a run, as numbers."""
 
-    Attributes:
-        columns: Clients in the federation's order; or domains, where all data is pooled.
-        seeds: In the order of the records.
-        rounds: The last round that a record tells of.
-        domains: Of each column.
-        histories: By method and setting, by seed.
-        metric: What the run is judged by.
-    """
-
+    # clients in the federation's order; or domains, where all data is pooled
     columns: tuple[str, ...]
-    seeds: tuple[int, ...]
-    rounds: int
-    domains: Mapping[str, str]
-    histories: Mapping[Key, Mapping[int, History]]
-    metric: Metric = ACCURACY
+    seeds: tuple[int, ...]  # in the order of the records
+    rounds: int  # the last round that a record tells of
+    domains: Mapping[str, str]  # of each column
+    histories: Mapping[Key, Mapping[int, History]]  # by method and setting, by seed
+    metric: Metric = ACCURACY  # what the run is judged by
 
     @classmethod
     def of(cls, records: Records, metric: Metric = ACCURACY) -> ScoreTable:

@@ -81,19 +81,12 @@ Repeated = dict[str, dict[Repetition, float]]
 
 @dataclass(frozen=True)
 class Side:
-    """A run as its files tell it.
+    """A run as its files tell it."""
 
-    Attributes:
-        name: What to call it, its path for instance.
-        records: The lines of `metrics.jsonl`.
-        config: The resolved configuration.
-        environment: `environment.json`.
-    """
-
-    name: str
-    records: Records
-    config: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # what to call it, its path for instance
+    records: Records  # the lines of `metrics.jsonl`
+    config: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
+    environment: Mapping[str, Any] = field(default_factory=dict)  # `environment.json`
 
     @cached_property
     def table(self) -> ScoreTable:
@@ -161,21 +154,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """A method on both sides, or two methods.
+    """A method on both sides, or two methods."""
 
-    Attributes:
-        a: The one to start from.
-        b: The one that is judged.
-        axis: What was repeated: `seed` or `split`.
-        repetitions: Those that both have.
-        lines: A line a client, then the mean.
-    """
-
-    a: str
-    b: str
-    axis: str
-    repetitions: tuple[str, ...]
-    lines: tuple[Line, ...]
+    a: str  # the one to start from
+    b: str  # the one that is judged
+    axis: str  # what was repeated: `seed` or `split`
+    repetitions: tuple[str, ...]  # those that both have
+    lines: tuple[Line, ...]  # a line a client, then the mean
 
 
 @dataclass(frozen=True)

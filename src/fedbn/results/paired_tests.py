@@ -24,29 +24,21 @@ _EQUAL = 1e-9  # per cent; what rounding may leave of no difference
 
 @dataclass(frozen=True)
 class Paired:
-    """A paired test, one of a family that is asked at once.
+    """A paired test, one of a family that is asked at once."""
 
-    Attributes:
-        repetitions: How many pairs.
-        difference: The mean of B − A.
-        std: The sample deviation of the differences; None of a single pair.
-        low: Where the 95 % interval begins, simultaneous over the family; None without a spread.
-        high: Where it ends.
-        p: How likely so large a difference is by chance, times the size of the family.
-        ranks: The same by Wilcoxon's signed ranks, which assume no normality; from six pairs on.
-        detectable: The difference that so many pairs of this spread show in four of five cases.
-        same: Whether every pair is equal.
-    """
-
-    repetitions: int
-    difference: float
-    std: float | None = None
+    repetitions: int  # how many pairs
+    difference: float  # the mean of B − A
+    std: float | None = None  # the sample deviation of the differences; None of a single pair
+    # where the 95 % interval begins, simultaneous over the family; None without a spread
     low: float | None = None
-    high: float | None = None
+    high: float | None = None  # where it ends
+    # how likely so large a difference is by chance, times the size of the family
     p: float | None = None
+    # the same by Wilcoxon's signed ranks, which assume no normality; from six pairs on
     ranks: float | None = None
+    # the difference that so many pairs of this spread show in four of five cases
     detectable: float | None = None
-    same: bool = False
+    same: bool = False  # whether every pair is equal
 
     @property
     def verdict(self) -> str:

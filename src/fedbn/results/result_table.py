@@ -35,19 +35,12 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """A table without a medium.
+    """A table without a medium."""
 
-    Attributes:
-        title: What the numbers are.
-        columns: The names above.
-        rows: The names at the left.
-        cells: A tuple a row.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
-    cells: tuple[tuple[Shown, ...], ...]
+    title: str  # what the numbers are
+    columns: tuple[str, ...]  # the names above
+    rows: tuple[str, ...]  # the names at the left
+    cells: tuple[tuple[Shown, ...], ...]  # a tuple a row
 
     @property
     def turned(self) -> Grid:
