@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from threading import Event as Signal
 
@@ -194,7 +195,7 @@ def test_results_come_in_order_whoever_is_first():
             second_done.set()
         return item
 
-    with Pool(["one", "two"]) as pool:
+    with closing(Pool(["one", "two"])) as pool:
         assert list(pool.ordered(work, range(7))) == list(range(7))
 
 

@@ -56,7 +56,7 @@ class Pool(Generic[S]):
     """As many threads as there are tools; each task takes a tool and puts it back.
 
     Examples:
-        >>> with Pool(["hammer", "saw"]) as pool:
+        >>> with closing(Pool(["hammer", "saw"])) as pool:
         ...     list(pool.ordered(lambda tool, item: item * 2, [1, 2, 3]))
         [2, 4, 6]
     """
@@ -70,10 +70,8 @@ class Pool(Generic[S]):
             self._count, initializer=torch.set_num_threads, initargs=(1,)
         )
 
-    def __enter__(self) -> Pool[S]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 
     def ordered(self, task: Callable[[S, T], R], items: Iterable[T]) -> Iterator[R]:
@@ -190,7 +188,7 @@ class OneByOne:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.__exit__()
+        self._pool.close()
         self._speedups.close()
 
 

@@ -272,11 +272,9 @@ class Plan:
 
     def check_metrics(self) -> None:
         """Refuse metrics that fail on samples of the first client, before anything is trained."""
-        model, data = self.initial_model.eval(), self.federation.clients[0].train
-        some = data.take(torch.arange(min(len(data), _TRIED)))
-        with torch.no_grad():
-            x, y = some.batch(slice(None))
-            outputs = forward(model, x.cpu())
+        data = self.federation.clients[0].train
+        x, y = data.take(torch.arange(min(len(data), _TRIED))).batch(slice(None))
+        outputs = forward(self.initial_model, x.cpu())
         for metric in self.task.metrics:
             measure(metric, self.task.keep(outputs), y)
 
@@ -333,8 +331,7 @@ def last_module(model: nn.Module, federation: Federation) -> tuple[str, list[str
         if any(True for _ in module.parameters(recurse=False))
     ]
     try:
-        with torch.no_grad():
-            outputs = forward(model.eval(), _sample(federation))
+        outputs = forward(model, _sample(federation))
     finally:
         for hook in hooks:
             hook.remove()
@@ -420,15 +417,11 @@ def _sample(federation: Federation) -> Tensor:
 def materialize(model: nn.Module, federation: Federation) -> None:
     """Give lazy modules their shapes by one batch, without training them."""
     if any(nn.parameter.is_lazy(t) for t in (*model.parameters(), *model.buffers())):
-        model.eval()
-        with torch.no_grad():
-            forward(model, _sample(federation))
+        forward(model, _sample(federation))
 
 
 def _check_output(model: nn.Module, federation: Federation) -> Tensor:
-    model.eval()
-    with torch.no_grad():
-        outputs = forward(model, _sample(federation))
+    outputs = forward(model, _sample(federation))
     classes, target = len(federation.classes), federation.clients[0].train.target
     space = target.shape[1:] if targets_of(target) is Targets.MASK else ()
     expected = (2, classes, *space)
@@ -442,7 +435,9 @@ def _check_output(model: nn.Module, federation: Federation) -> Tensor:
     return outputs
 
 
+@torch.no_grad()
 def forward(model: nn.Module, x: Tensor) -> Any:
-    """Call a model; what it raises becomes one line."""
+    """Call a model in evaluation mode; what it raises becomes one line."""
+    model.eval()
     with blamed(ModelError, f"the model fails on inputs of shape {tuple(x.shape)}"), contained():
         return model(x)

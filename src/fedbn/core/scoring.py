@@ -157,20 +157,18 @@ def score_pieces(
 
     An error there concerns this client's numbers only, and becomes a refusal.
     """
+    found = []
     try:
         with contained():
-            return [_score_piece(plan, replica, client, piece, state) for piece in pieces]
+            for piece in pieces:
+                model = replica.scoring_model(state.shared, state.scored_with(client.name))
+                where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
+                with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
+                    data, loss = piece.data, plan.loss(client)
+                    found.append(evaluate_part(model, data, piece.part, plan.task, loss))
+        return found
     except Exception as error:
         return failure(client, "cannot be scored: ", error)
-
-
-def _score_piece(
-    plan: Plan, replica: Replica, client: Client, piece: Piece, state: RunState
-) -> PartScore:
-    model = replica.scoring_model(state.shared, state.scored_with(client.name))
-    where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
-    with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
-        return evaluate_part(model, piece.data, piece.part, plan.task, plan.loss(client))
 
 
 def put_together(

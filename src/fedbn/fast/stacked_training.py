@@ -365,7 +365,7 @@ class Stacks:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.__exit__()
+        self._pool.close()
 
     def _each(
         self,
