@@ -72,8 +72,11 @@ def test_a_damaged_run_still_gives_a_report_and_says_once_what_it_lacks(finished
     ("arguments", "line"),
     [
         (["nowhere"], "nowhere: no run here (no config.toml); start one with `fedbn run`"),
-        ([".", "--out", "checkpoints"], "--out checkpoints is a folder; name a file in it"),
-        ([".", "--out", "config.toml/x.html"], "--out config.toml/x.html: config.toml is a file"),
+        ([".", "--out", "checkpoints"], "--out checkpoints: a folder; give a file"),
+        (
+            [".", "--out", "config.toml/x.html"],
+            "--out config.toml/x.html: no such folder config.toml",
+        ),
         ([".", "--method", "fedbm"], "unknown method 'fedbm': did you mean 'fedbn'?"),
         ([".", "--seed", "3"], "unknown seed '3': Legal values: 0"),
         ([".", "--format", "pdf"], "Invalid value for '--format'"),

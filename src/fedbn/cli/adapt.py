@@ -125,7 +125,12 @@ def adapt(
     if how is How.JOIN:
         _join(trained, new, out, rounds or _ROUNDS)
     else:
-        facts = {"scores": _scores(found), **({"how_was": _CHOSEN} if chosen_here else {})}
+        scores = {
+            one.how: [number if math.isfinite(number) else None for number in one.score]
+            for one in found
+            if one.score is not None
+        }
+        facts = {"scores": scores, **({"how_was": _CHOSEN} if chosen_here else {})}
         _store(trained, new, options_of(how=how.value, **base), facts)
 
 
@@ -175,14 +180,6 @@ def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, An
     data = _checked(trained, Split(x, labels))
     run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
     _tell(made, new.name, len(data), getattr(run.adapted[new.name], "folder", None))
-
-
-def _scores(found: list[Compared]) -> dict[str, list[float | None]]:
-    return {
-        one.how: [number if math.isfinite(number) else None for number in one.score]
-        for one in found
-        if one.score is not None
-    }
 
 
 def _tell(made: Adaptation, site: str, samples: int, home: Path | None) -> None:

@@ -108,8 +108,6 @@ Clients = Annotated[
     Which, typer.Option(help="all: a line for every client, where some of many would do.")
 ]
 
-ResultsAsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
-
 BUT_FIRST = range(1, sys.maxsize)  # columns
 
 _kept: list[TextIO] = []  # stdout, while a command has it for itself
@@ -196,5 +194,6 @@ def check_out(out: Path | None) -> None:
         raise ConfigError(f"--out {out}: a folder; give a file")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: no such folder {out.parent}")
-    if not os.access(out.parent, os.W_OK):
-        raise ConfigError(f"--out {out}: {out.parent} cannot be written")
+    effective = os.access in os.supports_effective_ids
+    if not os.access(out.parent, os.W_OK, effective_ids=effective):
+        raise ConfigError(f"cannot write {out}: Permission denied")

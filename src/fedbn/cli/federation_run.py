@@ -147,7 +147,7 @@ def run(
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites.")] = 300.0,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a round may take.")] = 3600.0,
-    json: console.ResultsAsJson = False,
+    json: console.Json = False,
 ) -> None:
     """Start a run, or continue it after a stop or a crash."""
     folder = FederationFolder(fed.resolve())

@@ -111,7 +111,7 @@ def evaluate(
     resamples: Annotated[
         int, typer.Option(min=1, max=100_000, help="Bootstrap resamples behind an interval.")
     ] = 1000,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: console.Json = False,
     method: console.Method = None,
     seed: console.Seed = None,
     setting: console.Setting = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -13,7 +12,7 @@ import typer
 
 from fedbn import __version__
 from fedbn.cli import console
-from fedbn.cli.console import emit, say
+from fedbn.cli.console import check_out, emit, say
 from fedbn.errors import ConfigError
 from fedbn.report import page
 from fedbn.report.contents import RunContents, Scores
@@ -77,7 +76,7 @@ def report(
     """
     chosen = form or _ENDS.get(out.suffix.lower() if out else "", Form.HTML)
     file = out or runs[0] / f"report{next(end for end, one in _ENDS.items() if one is chosen)}"
-    _check(file)
+    check_out(file if file.parent.exists() else None)  # before minutes of work
     content, left_out = _made(runs, chosen, method, seed, setting)
     with explained(file, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,17 +84,6 @@ def report(
     for text in left_out:
         say(text)
     emit(shown(f"{file} ({len(content) / 1e6:.2f} MB)"))
-
-
-def _check(file: Path) -> None:
-    """Refuse a place that cannot be written before minutes of work."""
-    if file.is_dir():
-        raise ConfigError(f"--out {file} is a folder; name a file in it, as {file / 'report.html'}")
-    if not file.parent.is_dir() and file.parent.exists():
-        raise ConfigError(f"--out {file}: {file.parent} is a file")
-    effective = os.access in os.supports_effective_ids
-    if file.parent.exists() and not os.access(file.parent, os.W_OK, effective_ids=effective):
-        raise ConfigError(f"cannot write {file}: Permission denied")
 
 
 def _made(

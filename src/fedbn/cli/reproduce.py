@@ -137,16 +137,13 @@ def _reproduce(name: str, flags: Flags) -> None:
                 raise
             skipped = isinstance(error, DataError)
             failed |= not skipped
-            told.append(f"{entry.name}: {'skipped' if skipped else 'failed'}: {_line(error)}")
+            why = str(error) if isinstance(error, FedbnError) else unforeseen(error)
+            told.append(f"{entry.name}: {'skipped' if skipped else 'failed'}: {why}")
             say(told[-1])
     if several:
         emit("\n" + "\n".join(shown(line) for line in told))
     if failed:
         raise FedbnError("not all items could be reproduced; see the lines above")
-
-
-def _line(error: Exception) -> str:
-    return str(error) if isinstance(error, FedbnError) else unforeseen(error)
 
 
 def _one(entry: Entry, flags: Flags, several: bool) -> None:
@@ -239,7 +236,7 @@ def theory(
     out: Annotated[
         Path | None, typer.Option(help="A folder for the figure (SVG, PNG) and theory.json.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")] = False,
+    json: console.Json = False,
 ) -> None:
     """Compare FedAvg's and FedBN's kernels, bounds and measured convergence (section 4).
 

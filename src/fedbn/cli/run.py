@@ -55,7 +55,7 @@ def run(
     ] = False,
     clients: console.Clients = console.Which.SOME,
     form: console.TableForm = console.Form.TEXT,
-    json: console.ResultsAsJson = False,
+    json: console.Json = False,
 ) -> None:
     """Train with one or several methods, compare them, and write a run folder."""
     file = configuration.find(experiment) if experiment else None

@@ -72,7 +72,7 @@ def resume(
     trust: console.Trust = None,
     clients: console.Clients = Which.SOME,
     form: console.TableForm = Form.TEXT,
-    json: console.ResultsAsJson = False,
+    json: console.Json = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash, or let it grow.
 
@@ -99,7 +99,7 @@ def merge(
     trust: console.Trust = None,
     clients: console.Clients = Which.SOME,
     form: console.TableForm = Form.TEXT,
-    json: console.ResultsAsJson = False,
+    json: console.Json = False,
 ) -> None:
     """Put runs of one experiment together: jobs of many machines or nights become one run."""
     found = merged([RunFolder(run) for run in runs], RunFolder(out))

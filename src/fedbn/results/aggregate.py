@@ -107,7 +107,11 @@ class History:
                 found[Measure(r["split"], r["metric"])][r["round"]][_column(r)] = r["value"]
         columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
         numbers = {
-            measure: _averaged(by_round, _expected(measure, columns), _scale(measure, metric))
+            measure: _averaged(
+                by_round,
+                _expected(measure, columns),
+                metric.scale if measure.metric == metric.name else 1,
+            )
             for measure, by_round in found.items()
         }
         return cls(columns, numbers, validation(records, metric), metric)
@@ -248,10 +252,6 @@ def of_round(records: Records, measure: Measure, scale: float = 1) -> dict[str, 
 def scores_of_round(records: Records, metric: Metric) -> dict[str, float]:
     """What a run's metric came to on test data in the records of one round, in its unit."""
     return of_round(records, Measure("test", metric.name), metric.scale)
-
-
-def _scale(measure: Measure, metric: Metric) -> int:
-    return metric.scale if measure.metric == metric.name else 1
 
 
 def _column(record: Mapping[str, Any]) -> str:

@@ -309,16 +309,12 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
         overlap = match.a.overlap(column) if _splits(match) else 0.0
         test = paired([y - x for x, y in both], family[column == MEAN], overlap)
         a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
-        verdict = test.verdict if match.a.metric.higher else _turned(test.verdict)
+        turned = {} if match.a.metric.higher else {"better": "worse", "worse": "better"}
+        verdict = turned.get(test.verdict, test.verdict)
         lines.append(Line(column, a, b, test, verdict))
     repetitions = tuple(dict.fromkeys(r for c in match.columns for r in match.gaps(c)))
     axis = "split" if _splits(match) else "seed"
     return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
-
-
-def _turned(verdict: str) -> str:
-    """What a difference means where less is better."""
-    return {"better": "worse", "worse": "better"}.get(verdict, verdict)
 
 
 def _splits(match: _Match) -> bool:
@@ -390,7 +386,8 @@ def markdown(found: Comparison) -> str:
         ("Environment", found.environment),
     ):
         if some:
-            parts.append(f"## {title}\n\n{_changes(some)}")
+            words = table(("key", "A", "B"), (change.words for change in some))
+            parts.append(f"## {title}\n\n{words}")
     rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
     titles = score_titles(found.metric)
     parts.append(f"## Test {found.metric.words}\n\n{table(titles, rows)}")
@@ -417,10 +414,6 @@ def explanation(found: Comparison) -> str:
             f"difference to each side at a client, {wide[1]:.1f} in the mean"
         )
     return "; ".join(parts) + "."
-
-
-def _changes(some: tuple[Change, ...]) -> str:
-    return table(("key", "A", "B"), (change.words for change in some))
 
 
 def _cells(line: Line, form: str) -> tuple[str, ...]:
