@@ -121,6 +121,9 @@ def test_a_contract_that_says_too_little_is_refused(tmp_path: Path) -> None:
         alone(section(file, {**CONTRACT, "columns": []}), "nyu")
     with pytest.raises(ConfigError, match=r"data\.contract\.classes"):
         checked({"data": {"contract": {}}})
+    near = r"'data\.contract\.columns\.0\.unti': did you mean 'data\.contract\.columns\.0\.unit'"
+    with pytest.raises(ConfigError, match=near):
+        checked({"data": {"contract": {**CONTRACT, "columns": [{"name": "age", "unti": "y"}]}}})
 
 
 def pictures(folder: Path, classes: dict[str, int], side: int) -> Path:

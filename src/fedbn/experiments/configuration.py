@@ -306,7 +306,9 @@ def _keys_beside(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str
     path = []
     for part in loc[:-1]:
         path.append(str(part))
-        section = model.model_fields[str(part)].annotation
+        if isinstance(part, int):  # a place in a list of sections
+            continue
+        section = model.model_fields[part].annotation
         # `ReproduceSection | None` is the section itself.
         named = section if isinstance(section, type) else typing.get_args(section)[0]
         assert isinstance(named, type)

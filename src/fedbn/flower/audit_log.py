@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from filelock import FileLock
 
+from fedbn.errors import DamagedRun
 from fedbn.flower.credentials import Key, read_key
 from fedbn.runs.metrics import append
 
@@ -59,8 +60,14 @@ def log_of(home: Path) -> AuditLog:
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
     """Give the events of a log, as they stand there."""
-    for line in _lines(file):
-        yield json.loads(line)
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise DamagedRun(f"{file}, line {number}: not a line of a log")
+        yield said
 
 
 def verify(file: Path, public: list[bytes]) -> list[str]:
@@ -75,13 +82,13 @@ def verify(file: Path, public: list[bytes]) -> list[str]:
     for number, line in enumerate(_lines(file), 1):
         try:
             said = json.loads(line)
-            signature = bytes.fromhex(said.pop("signature"))
-        except (ValueError, KeyError, AttributeError) as error:
+            signature, text = bytes.fromhex(said.pop("signature")), _text(said)
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             wrong.append(f"line {number}: not a line of a log ({error})")
         else:
             if said.get("before") != before:
                 wrong.append(f"line {number}: does not follow the line before it")
-            if not any(_signed(owner, signature, _text(said)) for owner in owners):
+            if not any(_signed(owner, signature, text) for owner in owners):
                 wrong.append(f"line {number}: changed, or not signed by the log's owner")
         before = _hash(line)
     return wrong

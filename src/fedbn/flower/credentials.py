@@ -33,7 +33,6 @@ Key = ec.EllipticCurvePrivateKey
 _FORMAT = 1
 _NAMES = ("site.json", "ca.crt", "site.key")  # the key only where the server made it
 _MAX_BYTES = 100_000
-_WRONG = (ValueError, TypeError, KeyError, AttributeError, zipfile.BadZipFile, OSError)
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ def read_request(file: Path) -> Request:
         if about["format"] != _FORMAT or not request.signed_by(request.key):
             raise ValueError("its signature is not that of its key")
         return request
-    except (*_WRONG, ConfigError) as error:
+    except Exception as error:  # archives, JSON and keys of strangers fail in many ways
         raise ConfigError(f"{file}: not a request of a site ({error})") from error
 
 
@@ -323,7 +322,7 @@ def read_bundle(file: Path) -> Bundle:
         for name in (bundle.federation, bundle.site):
             check_name(name, "name")
         return bundle
-    except (*_WRONG, ConfigError) as error:
+    except Exception as error:  # archives, JSON and keys of strangers fail in many ways
         raise ConfigError(
             f"{file}: not a site's bundle of `fedbn federation init` ({error})"
         ) from error

@@ -403,11 +403,13 @@ def _contract(raw: Mapping[str, Any]) -> dict[str, Any]:
 def job_of(order: Order, device: str | None = None, weights: Path | None = None) -> Job:
     """Read the job that an order is about; the device and the place of files are a site's own."""
     raw: dict[str, Any] = dict(order.experiment)
+    held = Held("the server's configuration")
+    if not all(isinstance(raw.get(key, {}), dict) for key in ("training", "model")):
+        checked(raw, held.file, held)  # says so
     if device is not None:
         raw["training"] = {**raw.get("training", {}), "device": device}
     if "weights" in raw.get("model", {}):
         raw["model"] = {**raw["model"], "weights": _own_weights(weights, order)}
-    held = Held("the server's configuration")
     experiment = checked(raw, held.file, held)
     method = parse_method(order.method, {"mu": experiment.method.mu}, held)
     job = Job(method, Setting(order.setting, experiment), order.seed)
