@@ -109,6 +109,30 @@ def test_the_page_of_commands_says_what_the_commands_say():
     assert (ROOT / "docs/cli.md").read_text(encoding="utf-8") == page()
 
 
+def test_help_is_laid_out_for_80_columns():
+    """Lines of examples and of further paragraphs are shown as they are written."""
+    import inspect
+
+    import typer
+
+    from fedbn.cli.main import app
+
+    def all_of(command):
+        yield command
+        for below in getattr(command, "commands", {}).values():
+            yield from all_of(below)
+
+    for command in all_of(typer.main.get_command(app)):
+        _, _, further = inspect.cleandoc(command.help or "").partition("\n\n")
+        examples = (command.epilog or "").split("\n\n")[1:]
+        wide = [
+            line
+            for line in [*further.splitlines(), *examples]
+            if len(re.sub(r"\[/?bold\]", "", line)) > 78
+        ]
+        assert wide == [], command.name
+
+
 def test_formulas_are_shown_as_formulas():
     import yaml
     from markdown import markdown

@@ -37,10 +37,10 @@ app = console.commands()
 
 _EXAMPLES = console.examples(
     "fedbn adapt runs/first --data new_site/ --as clinic",
-    "fedbn adapt runs/first --data new_site/ --as clinic --compare         needs labels",
-    "fedbn adapt runs/first --data new_site/ --as clinic --how reestimate --like photo",
-    "fedbn adapt runs/first --data new_site/ --as clinic --how join --rounds 20 --out runs/second",
-    "fedbn predict runs/first --client clinic --data tomorrow/             then, like any client",
+    "fedbn adapt runs/first --data new_site/ --as clinic --compare   needs labels",
+    "fedbn adapt runs/first --data new_site/ --as x --how reestimate --like photo",
+    "fedbn adapt runs/first --data new_site/ --as x --how join --out runs/second",
+    "fedbn predict runs/first --client clinic --data tomorrow/   then",
 )
 
 _ROUNDS = 10
@@ -102,8 +102,8 @@ def adapt(
 ) -> None:
     """Give a site that never trained a local part of its own, and store it beside the run.
 
-    Its statistics are exact over its data, which needs no labels. How far the site lies from
-    the known ones is told, with a warning where no way can be trusted.
+    Its statistics are exact over its data, which needs no labels.
+    How far it lies from the known sites is told, with a warning where it is far.
     """
     if test is not None and not compare and how is not How.JOIN:
         raise ConfigError("--test is for --compare and for --how join")

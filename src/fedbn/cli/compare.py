@@ -33,8 +33,8 @@ app = console.commands()
 
 _EXAMPLES = console.examples(
     "fedbn compare runs/before runs/after",
-    "fedbn compare runs/first                             every pair of its methods",
-    "fedbn compare runs/first --methods fedavg,fedbn      what FedBN gains over FedAvg",
+    "fedbn compare runs/first                          every pair of its methods",
+    "fedbn compare runs/first --methods fedavg,fedbn   what FedBN gains",
     "fedbn compare runs/before runs/after --format md > difference.md",
 )
 
@@ -64,8 +64,8 @@ def compare(
 ) -> None:
     """Compare two runs, or the methods of one run, by paired tests over their seeds.
 
-    Splits of the data that a run sweeps over (data.split_seed) are repetitions too. Intervals hold
-    for all lines at once.
+    Splits that a run sweeps over (data.split_seed) are repetitions too.
+    Intervals hold for all lines at once.
     """
     names = _split(methods or "")
     if len(runs) > 2:

@@ -133,7 +133,7 @@ def show(
 ) -> None:
     """Draw examples and histograms of every client; print counts and distances.
 
-    Skew is the part of a client's labels that differs from all clients' shares of classes.
+    Skew is the part of a client's labels that differs from all clients' shares.
     Distance 0 means alike; 1, as far apart as samples are from the mean of all.
     The diagonal compares two halves of one client: what chance alone gives.
     """

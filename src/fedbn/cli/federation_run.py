@@ -42,7 +42,7 @@ Named = tuple[str, dict[str, Any], str]
 _EXAMPLES = console.examples(
     "fedbn federation check FED",
     "fedbn federation check FED --experiment my_experiment.toml",
-    "fedbn federation check nyu.fedbn --data my_data/ --experiment my_experiment.toml",
+    "fedbn federation check nyu.fedbn --data my_data/ --experiment mine.toml",
 )
 
 
@@ -58,8 +58,8 @@ def check(
 ) -> None:
     """Examine certificates, keys, clocks, the way to the server, data, and whether models fit.
 
-    With FED and --experiment every site that is connected is asked for the hashes of its model and
-    its class list. With a BUNDLE they are shown for this site. Nothing is trained.
+    With FED and --experiment every connected site is asked for the hashes of its
+    model and class list; with a BUNDLE this site's are shown. Nothing is trained.
     """
     if what.is_dir():
         findings = _of_folder(what, experiment, settings)
@@ -120,8 +120,8 @@ def propose(
 ) -> None:
     """Propose the contract of an experiment from what the connected sites say of their data.
 
-    Sites say counts and names: of columns, classes and categories that at least 10 rows have. Add
-    units and legal ranges by hand, then put it into the experiment.
+    Sites say counts and names, and only categories that at least 10 rows have.
+    Add units and legal ranges by hand, then put it into the experiment.
     """
     console.check_out(out)
     contract, notes = server_app.propose(FederationFolder(fed.resolve()))

@@ -213,7 +213,7 @@ def _fedbn(
 ) -> None:
     """Federated learning when data looks different at every site: FedBN and its relatives.
 
-    Start with [bold]fedbn run[/bold]: it compares four methods on embedded data, no GPU needed.
+    Start with [bold]fedbn run[/bold]: four methods on embedded data, no GPU needed.
     """
 
 

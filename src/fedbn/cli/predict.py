@@ -23,14 +23,14 @@ from fedbn.trained.opening import open_run
 from fedbn.trained.trained_run import Predictions, Trained, predict as predicted, samples_of
 
 _PREDICT = console.examples(
-    "fedbn predict runs/first --client photo --data scans/                 a table on the terminal",
+    "fedbn predict runs/first --client photo --data scans/   prints a table",
     "fedbn predict runs/first --client photo --data scans/ --out predictions.csv",
-    "fedbn predict runs/first --client clinic --data patients.csv --method fedavg --seed 1",
+    "fedbn predict runs/first --client clinic --data patients.csv --method fedavg",
 )
 
 _EVALUATE = console.examples(
-    "fedbn evaluate runs/first                                    the run's metric, a row a model",
-    "fedbn evaluate runs/first --metric auroc --out scores.json   all metrics, with intervals",
+    "fedbn evaluate runs/first                            a row a model",
+    "fedbn evaluate runs/first --metric auroc --out s.json   with intervals",
     "fedbn evaluate runs/first --data new_site/ --method fedavg",
 )
 
@@ -119,8 +119,8 @@ def evaluate(
 ) -> None:
     """Score every client's model on every domain's test data: who may use whose model.
 
-    The run's metrics, and for classes balanced accuracy, macro F1, AUROC and calibration error,
-    each with a 95 % interval by bootstrap. Sites that were adapted are rows like the others.
+    The run's metrics, and for classes balanced accuracy, macro F1, AUROC and
+    calibration error, each with a 95 % interval. Adapted sites are rows too.
     """
     check_out(out)
     if out is not None and out.suffix.lower() not in (".json", ".csv"):

@@ -26,10 +26,10 @@ from fedbn.text import shown
 app = console.commands()
 
 _EXAMPLES = console.examples(
-    "fedbn report runs/first                             writes runs/first/report.html",
+    "fedbn report runs/first                   writes runs/first/report.html",
     "fedbn report runs/before runs/after --out both.html",
     "fedbn report runs/first --method fedavg --seed 1 --format md",
-    "fedbn report runs/first --out table.tex             its table alone, for a paper",
+    "fedbn report runs/first --out table.tex   its table alone, for a paper",
 )
 
 
@@ -72,7 +72,7 @@ def report(
 
     Method, seed and setting say whose models it looks into; the tables have all.
 
-    What a run does not have (it is not finished, its data is gone) is left out, and said.
+    What a run does not have (not finished, its data gone) is left out, and said.
     """
     chosen = form or _ENDS.get(out.suffix.lower() if out else "", Form.HTML)
     file = out or runs[0] / f"report{next(end for end, one in _ENDS.items() if one is chosen)}"

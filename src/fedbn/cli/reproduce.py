@@ -39,9 +39,8 @@ app = console.commands()
 _EXAMPLES = console.examples(
     "fedbn reproduce --list",
     "fedbn reproduce digits-methods --scale quick",
-    "fedbn reproduce abide --scale paper --workers 2        interrupted? the same command goes on",
-    "fedbn reproduce office --from runs/my-run              "
-    "shows a run of your own, trains nothing",
+    "fedbn reproduce abide --scale paper --workers 2   run again, it goes on",
+    "fedbn reproduce office --from runs/my-run   shows a run of your own",
     "fedbn reproduce digits-methods --from runs/seed-0 runs/seed-1",
     "fedbn reproduce all --scale quick --out reproduction/",
 )

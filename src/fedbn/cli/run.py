@@ -20,7 +20,7 @@ from fedbn.experiments.schema import Experiment
 from fedbn.runs.folder import RunFolder
 
 _EXAMPLES = console.examples(
-    "fedbn run                                         four methods on the embedded digits",
+    "fedbn run                                   four methods, embedded digits",
     "fedbn run --method fedbn --method fedbn+prox(0.1) --rounds 50 --seed 7",
     "fedbn run --data my_arrays/ --model my_module:Net --set training.lr=0.005",
     "fedbn run my_experiment.toml --out runs/first --dry-run",

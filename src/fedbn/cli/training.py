@@ -49,8 +49,8 @@ app = console.commands()
 
 
 _EXAMPLES = console.examples(
-    "fedbn resume runs/first                               after Ctrl-C, a reboot or a crash",
-    "fedbn resume runs/first --rounds 100                  as if it had been 100 from the start",
+    "fedbn resume runs/first                after Ctrl-C, a reboot or a crash",
+    "fedbn resume runs/first --rounds 100   as if it had been 100 from the start",
     "fedbn resume runs/first --add-seed 3 --add-seed 4 --add-method silobn",
 )
 
@@ -76,8 +76,8 @@ def resume(
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash, or let it grow.
 
-    The result is as if nothing had happened: a run that grew from 3 to 6 rounds has the bits of one
-    of 6.
+    The result is as if nothing had happened: a run that grew from 3 to 6 rounds
+    has the bits of one of 6.
     """
     folder = RunFolder(run)
     experiment = held_experiment(folder)
