@@ -55,6 +55,7 @@ def _parts() -> dict[str, str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
             for key, value in zip(node.value.keys, node.value.values, strict=True):
                 assert isinstance(key, ast.Constant)
-                assert isinstance(value, ast.Name)
-                found[str(key.value)] = registry.first_lines(homes[value.id])[value.id]
+                above, _, function = ast.unparse(value).rpartition(".")
+                home = f"{homes[above]}.{above}" if above else homes[function]
+                found[str(key.value)] = registry.first_lines(home)[function]
     return found
