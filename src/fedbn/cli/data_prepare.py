@@ -94,7 +94,7 @@ def _print(federation: Federation, getting: float, reading: float) -> None:
 
 
 class Downloads:
-    """Tells on stderr how downloads are going: a bar on a terminal, lines elsewhere."""
+    """Tells on stderr how downloads are going."""
 
     def tell(self, text: str) -> None:
         """Print a sentence."""
@@ -102,23 +102,32 @@ class Downloads:
 
     def progress(self, file: str) -> DownloadProgress:
         """Follow a file."""
-        return Bar(file) if sys.stderr.isatty() else Lines(file)
+        return Download(file)
 
 
-class Lines:
-    """For logs and pipes: a line at the beginning of a file, and one every ten seconds."""
+class Download:
+    """A bar on a terminal, gone when the file is there; a line now and then for logs and pipes."""
 
     def __init__(self, file: str) -> None:
-        say(f"{file} ...")
-        self.total = 0
-        self._file = file
-        self._done = 0
-        self._told = time.monotonic()
+        self.total = self._done = 0
+        self._file, self._told = file, time.monotonic()
+        self._bar: RichProgress | None = None
+        if not sys.stderr.isatty():
+            say(f"{file} ...")
+            return
+        name, bar = TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)
+        speed = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        screen = Console(stderr=True)
+        self._bar = RichProgress(name, bar, *speed, console=screen, transient=True)
+        self._task = self._bar.add_task(file, total=None)
+        self._bar.start()
 
     def update(self, count: int) -> None:
         """Count bytes."""
         self._done += count
-        if time.monotonic() - self._told > _QUIET_SECONDS:
+        if self._bar:
+            self._bar.update(self._task, completed=self._done, total=self.total or None)
+        elif time.monotonic() - self._told > _QUIET_SECONDS:
             self._told = time.monotonic()
             say(f"{self._file}: {self._done / 1e6:.1f} of {self.total / 1e6:.1f} MB")
 
@@ -127,33 +136,6 @@ class Lines:
         self._done = 0
 
     def close(self) -> None:
-        """Nothing to tidy."""
-
-
-class Bar:
-    """For a terminal: a bar, gone when the file is there."""
-
-    def __init__(self, file: str) -> None:
-        self.total = 0
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._progress = RichProgress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task(file, total=None)
-        self._progress.start()
-
-    def update(self, count: int) -> None:
-        """Move the bar."""
-        self._progress.update(self._task, advance=count, total=self.total or None)
-
-    def reset(self) -> None:
-        """Begin anew."""
-        self._progress.update(self._task, completed=0)
-
-    def close(self) -> None:
         """Take the bar off."""
-        self._progress.stop()
+        if self._bar:
+            self._bar.stop()
