@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from fedbn.core.state import Entry, Kind
 from fedbn.report.contents import (
     Confusion,
-    EntryFact,
     Example,
     Exchange,
     Facts,
@@ -71,7 +72,7 @@ def facts(clients: Sequence[str], classes: Sequence[str] = ("cat", "dog")) -> Fa
         round=3,
         classes=tuple(classes),
         clients=count,
-        entries=(EntryFact("conv.weight", "weight", (4, 3), 48, True),),
+        entries=((Entry("conv.weight", Kind.WEIGHT, (4, 3), torch.float32, True), True),),
         layers=(Layer("bn1", tuple(clients), mean, np.ones((count, channels))),),
         confusions=tuple(Confusion(c, c, square) for c in clients[:12]),
         galleries=tuple(Gallery(c, c, (right,), (wrong,)) for c in clients[:12]),

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from fedbn.results.paired_tests import Paired, Sample, half_width, paired, welch
+from fedbn.results.aggregate import Cell
+from fedbn.results.paired_tests import Paired, half_width, paired, welch
 
 
 def test_a_t_test_by_hand() -> None:
@@ -104,10 +105,10 @@ def test_a_verdict_follows_p() -> None:
 
 def test_two_means_with_both_spreads() -> None:
     """Equal spreads and counts: Welch is Student with 2 (n − 1) = 8 degrees, t = 2.306."""
-    low, high = welch(Sample(71.0, 1.0, 5), Sample(70.0, 1.0, 5)) or (0.0, 0.0)
+    low, high = welch(Cell(71.0, 1.0, 5), Cell(70.0, 1.0, 5)) or (0.0, 0.0)
     reach = 2.306004 * math.sqrt(2 / 5)
     assert (low, high) == (pytest.approx(1 - reach), pytest.approx(1 + reach))
     # One side without a spread: only the other's counts, with its own degrees of freedom.
-    low, _ = welch(Sample(71.0, 0.0, 9), Sample(70.0, 1.0, 3)) or (0.0, 0.0)
+    low, _ = welch(Cell(71.0, 0.0, 9), Cell(70.0, 1.0, 3)) or (0.0, 0.0)
     assert low == pytest.approx(1 - 4.302653 / math.sqrt(3))
-    assert welch(Sample(71.0, 0.0, 1), Sample(70.0, 1.0, 5)) is None
+    assert welch(Cell(71.0, 0.0, 1), Cell(70.0, 1.0, 5)) is None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,15 +18,7 @@ from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
 from fedbn.trained import adaptation
-from fedbn.trained.adaptation import (
-    Adaptation,
-    Compared,
-    Options,
-    best,
-    divided,
-    options_of,
-    with_site,
-)
+from fedbn.trained.adaptation import Compared, Options, best, divided, options_of, with_site
 from fedbn.trained.joining import labelled, own_test, prepare_join
 from fedbn.trained.local_parts import check_site
 from fedbn.trained.opening import open_run
@@ -47,15 +38,6 @@ _ROUNDS = 10
 _CHOSEN = "chosen on the samples that it was scored on"
 
 
-class How(StrEnum):
-    """The ways of `fedbn.trained.adaptation`, and `join`."""
-
-    AVERAGE = "average"
-    REESTIMATE = "reestimate"
-    FINETUNE = "finetune"
-    JOIN = "join"
-
-
 @app.command(epilog=_EXAMPLES)
 def adapt(
     run: console.Run,
@@ -65,7 +47,7 @@ def adapt(
     ],
     site: Annotated[str, typer.Option("--as", metavar="NEWSITE", help="What to call the site.")],
     how: Annotated[
-        How | None,
+        Literal["average", "reestimate", "finetune", "join"] | None,
         typer.Option(
             help="average (default): the mean of the clients' affine, the site's own statistics. "
             "reestimate: the nearest client's affine. finetune: BatchNorm trained on labels. "
@@ -105,24 +87,19 @@ def adapt(
     Its statistics are exact over its data, which needs no labels.
     How far it lies from the known sites is told, with a warning where it is far.
     """
-    if test is not None and not compare and how is not How.JOIN:
+    if test is not None and not compare and how != "join":
         raise ConfigError("--test is for --compare and for --how join")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     new = NewSite(site, data, test, read_samples(data, trained.inputs, "train"))
-    for text in new.samples.notes:
-        say(text)
+    say(*new.samples.notes)
     base: dict[str, Any] = {"like": like, "epochs": epochs}
-    found: list[Compared] = []
-    chosen_here = False
-    if compare:
-        found = _compared(trained, new, options_of(**base), rounds)
-        chosen_here = how is None
-        how = how or How(best(found, trained.metric))
-    how = how or How.AVERAGE
+    found = _compared(trained, new, options_of(**base), rounds) if compare else []
+    chosen_here = compare and how is None
+    way = how or (best(found, trained.metric) if compare else "average")
     if chosen_here:
-        say(f"{how} was {_CHOSEN}: on new data expect less than the score above")
-    if how is How.JOIN:
+        say(f"{way} was {_CHOSEN}: on new data expect less than the score above")
+    if way == "join":
         _join(trained, new, out, rounds or _ROUNDS)
     else:
         scores = {
@@ -131,7 +108,7 @@ def adapt(
             if one.score is not None
         }
         facts = {"scores": scores, **({"how_was": _CHOSEN} if chosen_here else {})}
-        _store(trained, new, options_of(how=how.value, **base), facts)
+        _store(trained, new, options_of(how=way, **base), facts)
 
 
 @dataclass(frozen=True)
@@ -175,22 +152,17 @@ def _print_compared(found: list[Compared], metric: Metric) -> None:
 
 def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:
     x, y = new.samples.x, new.samples.y
-    blank = blank_targets(trained.plan.federation.target, len(new.samples))
-    labels = blank if y is None else y
+    labels = blank_targets(trained.plan.federation.target, len(x)) if y is None else y
     data = _checked(trained, Split(x, labels))
     run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
-    _tell(made, new.name, len(data), getattr(run.adapted[new.name], "folder", None))
-
-
-def _tell(made: Adaptation, site: str, samples: int, home: Path | None) -> None:
     apart = ", ".join(f"{name} {far:.2f}" for name, far in made.distances.to.items())
     among = made.distances.among
     known = "" if among is None else f" (known sites are up to {among:.2f} apart)"
     say(f"distance to {apart}{known}")
-    for text in made.warnings:
-        say(f"warning: {text}")
+    say(*(f"warning: {text}" for text in made.warnings))
     like = f" like {made.like}" if made.like else ""
-    emit(f"{site}: {made.options.how}{like}, from {samples} samples; stored in {home}")
+    home = getattr(run.adapted[new.name], "folder", None)
+    emit(f"{new.name}: {made.options.how}{like}, from {len(data)} samples; stored in {home}")
 
 
 def _join(trained: Trained, new: NewSite, out: Path | None, rounds: int) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,15 +38,7 @@ _EXAMPLES = console.examples(
 )
 
 
-class Form(StrEnum):
-    """How the comparison is written."""
-
-    TEXT = "text"
-    MD = "md"
-    MARKDOWN = "markdown"
-    LATEX = "latex"
-    CSV = "csv"
-    JSON = "json"
+Form = Literal["text", "md", "markdown", "latex", "csv", "json"]
 
 
 @app.command(epilog=_EXAMPLES)
@@ -60,7 +51,7 @@ def compare(
             help="Which methods: of one run every pair of them, B judged against A; labels too.",
         ),
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="How it is written.")] = Form.TEXT,
+    form: Annotated[Form, typer.Option("--format", help="How it is written.")] = "text",
 ) -> None:
     """Compare two runs, or the methods of one run, by paired tests over their seeds.
 
@@ -72,7 +63,7 @@ def compare(
         raise ConfigError(f"{len(runs)} runs: legal are two, or one")
     sides = [_side(path) for path in runs]
     found = compared(sides[0], sides[-1], names)
-    if form is Form.TEXT:
+    if form == "text":
         _print(with_ends_only(found))
     else:
         emit(_rendered(found, form), end="")
@@ -91,11 +82,11 @@ def _side(path: Path) -> Side:
 
 
 def _rendered(found: Comparison, form: Form) -> str:
-    if form in (Form.MD, Form.MARKDOWN):
+    if form in ("md", "markdown"):
         return markdown(found)
-    if form is not Form.JSON:
+    if form != "json":
         rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
-        cells = tuple(tuple(Shown(text, best=False) for text in row[1:]) for row in rows)
+        cells = tuple(tuple(Shown(text) for text in row[1:]) for row in rows)
         head, *titles = score_titles(found.metric)
         return written(Grid(head, tuple(titles), tuple(row[0] for row in rows), cells), form)
     return json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n"

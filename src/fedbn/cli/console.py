@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
@@ -31,8 +30,7 @@ def _trust(modules: list[str] | None) -> list[str] | None:
 Run = Annotated[Path, typer.Argument(help="The run folder.")]
 
 Method = Annotated[
-    str | None,
-    typer.Option(help="Which method of the run; fedbn if it is there, else the first."),
+    str | None, typer.Option(help="Which method of the run; fedbn if it is there, else the first.")
 ]
 
 Seed = Annotated[int | None, typer.Option(help="Which seed; the first unless given.")]
@@ -75,20 +73,8 @@ Log = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 
 
-class Form(StrEnum):
-    """How a table of results is written."""
-
-    TEXT = "text"
-    LATEX = "latex"
-    CSV = "csv"
-    MARKDOWN = "markdown"
-
-
-class Which(StrEnum):
-    """Whose lines a table has."""
-
-    SOME = "some"
-    ALL = "all"
+Form = Literal["text", "latex", "csv", "markdown"]  # how a table of results is written
+Which = Literal["some", "all"]  # whose lines a table has
 
 
 @dataclass(frozen=True)
@@ -96,8 +82,8 @@ class Showing:
     """How a run's results are shown."""
 
     as_json: bool = False
-    form: Form = Form.TEXT
-    clients: Which = Which.SOME
+    form: Form = "text"
+    clients: Which = "some"
 
 
 TableForm = Annotated[
@@ -134,13 +120,13 @@ def results_apart() -> Iterator[None]:
         _kept.pop()
 
 
-def say(text: str) -> None:
-    """Print a remark on stderr: on one line, or wrapped between words where a person looks."""
-    line = shown(text)
-    if sys.stderr.isatty():
-        wide = shutil.get_terminal_size().columns
-        line = textwrap.fill(line, wide, break_long_words=False, break_on_hyphens=False)
-    print(line, file=sys.stderr, flush=True)
+def say(*texts: str) -> None:
+    """Print remarks on stderr: on a line each, or wrapped between words where a person looks."""
+    for line in map(shown, texts):
+        if sys.stderr.isatty():
+            wide = shutil.get_terminal_size().columns
+            line = textwrap.fill(line, wide, break_long_words=False, break_on_hyphens=False)
+        print(line, file=sys.stderr, flush=True)
 
 
 def emit(text: str = "", end: str = "\n") -> None:

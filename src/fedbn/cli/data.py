@@ -148,7 +148,9 @@ def show(
     if out or not json:
         _draw(found, out or Path("data-" + re.sub(r"[^\w.-]+", "_", federation.name) + ".png"))
     if json:
-        _print_json(found)
+        plain = {key: value for key, value in found.items() if key != "examples"}
+        plain["distances"] = [[None if math.isnan(d) else d for d in r] for r in found["distances"]]
+        emit(codec.dumps(plain, indent=2))
     else:
         _print(found, federation)
 
@@ -161,15 +163,8 @@ def _draw(found: dict[str, Any], file: Path) -> None:
     say(f"picture: {file}")
 
 
-def _print_json(found: dict[str, Any]) -> None:
-    plain = {key: value for key, value in found.items() if key != "examples"}
-    plain["distances"] = [[None if math.isnan(d) else d for d in r] for r in found["distances"]]
-    emit(codec.dumps(plain, indent=2))
-
-
 def _print(found: dict[str, Any], federation: Federation) -> None:
-    for remark in found["remarks"]:
-        say(remark)
+    say(*found["remarks"])
     for part, title in (("train", "training samples"), ("test", "test samples")):
         _print_counts(title, found["clients"], found["classes"], found[part])
         emit()
@@ -215,7 +210,9 @@ def check(
     An error would stop a run: only then the exit code is 4.
     A warning may spoil its result; a note is good to know.
     """
-    found = _findings(section_of(data, set_))
+    section = section_of(data, set_)
+    own = section.path and section.name in (None, "arrays", "folders", "tables")
+    found = in_order(_own(section) if own else _registered(section))
     counts = Counter(finding.severity for finding in found)
     if json:
         emit(codec.dumps({"data": data, "findings": [asdict(f) for f in found]}, indent=2))
@@ -227,11 +224,6 @@ def check(
         emit(", ".join(counted(counts[what], what) for what in ("error", "warning", "note")))
     if counts["error"]:
         raise typer.Exit(DataError.exit_code)
-
-
-def _findings(section: DataSection) -> list[Finding]:
-    own = section.path and section.name in (None, "arrays", "folders", "tables")
-    return in_order(_own(section) if own else _registered(section))
 
 
 def _own(section: DataSection) -> list[Finding]:

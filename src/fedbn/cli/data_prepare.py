@@ -77,8 +77,7 @@ def _refuse_own(name: str) -> None:
 
 
 def _print(federation: Federation, getting: float, reading: float) -> None:
-    for remark in federation.remarks:
-        say(remark)
+    say(*federation.remarks)
     groups = [subjects(client) for client in federation.clients]
     more = ["subjects", "test subjects"] if any(groups) else []
     rows = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json as codec
 from dataclasses import asdict
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,14 +23,6 @@ _EXAMPLES = console.examples(
 )
 
 
-class Form(StrEnum):
-    """The formats of `fedbn.trained.export`."""
-
-    SAFETENSORS = "safetensors"
-    ONNX = "onnx"
-    TORCH_EXPORT = "torch-export"
-
-
 @app.command(epilog=_EXAMPLES)
 def export(
     run: console.Run,
@@ -39,8 +30,9 @@ def export(
         str, typer.Option(help="Whose model: a training client's or an adapted site's.")
     ],
     form: Annotated[
-        Form, typer.Option("--format", help="safetensors (weights), onnx or torch-export (whole).")
-    ] = Form.SAFETENSORS,
+        Literal["safetensors", "onnx", "torch-export"],
+        typer.Option("--format", help="safetensors (weights), onnx or torch-export (whole)."),
+    ] = "safetensors",
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorm into the layers before it.")
     ] = False,
@@ -57,7 +49,7 @@ def export(
 ) -> None:
     """Write a client's model as a file that runs without fedbn, checked, with a model card."""
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
-    found = exported(trained, client, form.value, out=out, fold_bn=fold_bn, force=force)
+    found = exported(trained, client, form, out=out, fold_bn=fold_bn, force=force)
     if json:
         plain = {**asdict(found), "file": str(found.file), "card": str(found.card)}
         emit(codec.dumps(plain, indent=2, ensure_ascii=False))

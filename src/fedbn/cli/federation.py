@@ -210,7 +210,9 @@ def status(fed: Fed) -> None:
     for site in info.sites:
         count = f", {agreed[site]:,} training samples agreed" if site in agreed else ""
         emit(f"site {site}: {'connected' if site in connected else 'not connected'}{count}")
-    _print_runs(folder)
+    for place in sorted(folder.runs.glob("*/checkpoints/*/*/seed-*")):
+        name, _, method, setting, seed = place.relative_to(folder.runs).parts
+        emit(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
 
 
 def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
@@ -221,12 +223,6 @@ def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
         up = control.reachable()
         nodes = control.nodes() if up else []
     return up, {keys.get(n.public_key) for n in nodes if n.online_until > time.time()}
-
-
-def _print_runs(folder: FederationFolder) -> None:
-    for place in sorted(folder.runs.glob("*/checkpoints/*/*/seed-*")):
-        name, _, method, setting, seed = place.relative_to(folder.runs).parts
-        emit(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
 
 
 @app.command("add-site", epilog="Example: fedbn federation add-site FED mgh")

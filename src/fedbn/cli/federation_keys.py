@@ -158,11 +158,7 @@ def confirmed(given: str | None, found: str, whose: str) -> str:
 
 
 def known_authority(bundle: Bundle, home: Path, fingerprint: str | None) -> Bundle:
-    """Give a bundle the key that the site made, once the authority was confirmed.
-
-    Raises:
-        ConfigError: There is no key here, or the authority is not the one that was confirmed.
-    """
+    """Give a bundle the key that the site made, once the authority was confirmed."""
     if bundle.key:
         say("this bundle holds a private key that the server made: for trying out only")
         return bundle

@@ -125,8 +125,7 @@ def propose(
     """
     console.check_out(out)
     contract, notes = server_app.propose(FederationFolder(fed.resolve()))
-    for text in notes:
-        say(text)
+    say(*notes)
     text = tomli_w.dumps({"data": {"contract": contract}})
     if out is None:
         emit(text, end="")

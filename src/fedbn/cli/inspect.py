@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as codec
-from collections.abc import Callable
 from dataclasses import asdict
 from math import prod
 from typing import Annotated, Any
@@ -67,7 +66,10 @@ def audit(
     json: Json = False,
 ) -> None:
     """Say which method a project really runs: what leaves, what is overwritten, what is kept."""
-    functions = [_function(name) for name in (get, set_)]
+    for name in (get, set_):
+        if ":" not in name:
+            raise ConfigError(f"function {name!r}: expected module:callable")
+    functions = [registry.find(fedbn.methods, name, "function") for name in (get, set_)]
     found = exchange_audit.audit(lambda: _built(model, input_, classes)[0], *functions)
     if json:
         facts = {"method": found.method, "nearest": found.nearest}
@@ -88,12 +90,6 @@ def audit(
     print_table(["entry", "kind", "sent", "received", "for FedBN"], rows)
     emit()
     print_text(repr(found))
-
-
-def _function(name: str) -> Callable[..., Any]:
-    if ":" not in name:
-        raise ConfigError(f"function {name!r}: expected module:callable")
-    return registry.find(fedbn.methods, name, "function")
 
 
 def _built(name: str, shape: str | None, classes: int | None) -> tuple[nn.Module, Federation]:

@@ -35,11 +35,7 @@ class LiveView:
         plain = bool(os.environ.get("NO_COLOR"))
         self._console = console or Console(stderr=True, color_system=None if plain else "auto")
         self.picture = Picture()
-        self._live = Live(
-            self.picture,
-            console=self._console,
-            vertical_overflow="crop",
-        )
+        self._live = Live(self.picture, console=self._console, vertical_overflow="crop")
         self._live.start()
 
     def __call__(self, event: Event) -> None:

@@ -119,7 +119,8 @@ def outline(module: str) -> dict[str, Any]:
             names |= _outlined(node)
             continue
         if isinstance(node, ast.FunctionDef):
-            node = ast.copy_location(_without_body(node), node)
+            outer = {**dict(ast.iter_fields(node)), "body": node.body[:1]}
+            node = ast.copy_location(ast.FunctionDef(**outer), node)
         with suppress(NameError):  # what is made of something that was not imported
             exec(compile(ast.Module([node], []), module, "exec", flags), names)
     return names
@@ -142,10 +143,6 @@ def _outlined(node: ast.ImportFrom | ast.Import) -> dict[str, Any]:
         return {}
     found = outline(str(node.module))
     return {alias.name: found[alias.name] for alias in node.names if alias.name in found}
-
-
-def _without_body(function: ast.FunctionDef) -> ast.FunctionDef:
-    return ast.FunctionDef(**{**dict(ast.iter_fields(function)), "body": function.body[:1]})
 
 
 def _loaded(module: str, name: str) -> Any:

@@ -68,8 +68,7 @@ def predict(
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     trained.model(client)
     samples = read_samples(data, trained.inputs, client=client)
-    for text in samples.notes:
-        say(text)
+    say(*samples.notes)
     found = predicted(trained, client, samples)
     if out is None:
         _print_predictions(found)
@@ -143,8 +142,7 @@ def evaluate(
 
 def _tests(trained: Trained, data: Path) -> dict[str, Split]:
     samples = read_samples(data, trained.inputs)
-    for text in samples.notes:
-        say(text)
+    say(*samples.notes)
     if samples.y is None:
         raise DataError(
             f"{data}: no labels; to score a model they are needed (`fedbn predict` needs none)"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,7 +17,6 @@ from fedbn.report import page
 from fedbn.report.contents import RunContents, Scores
 from fedbn.report.document import html, markdown
 from fedbn.report.reading import gather
-from fedbn.results.aggregate import Summary
 from fedbn.results.result_table import condensed, readable, written
 from fedbn.runs.folder import explained, write_atomically
 from fedbn.text import shown
@@ -33,22 +31,13 @@ _EXAMPLES = console.examples(
 )
 
 
-class Form(StrEnum):
-    """What the report is written as."""
-
-    HTML = "html"
-    MD = "md"
-    MARKDOWN = "markdown"
-    LATEX = "latex"
-    CSV = "csv"
-
-
-_ENDS = {
-    ".html": Form.HTML,
-    ".md": Form.MD,
-    ".markdown": Form.MARKDOWN,
-    ".tex": Form.LATEX,
-    ".csv": Form.CSV,
+Form = Literal["html", "md", "markdown", "latex", "csv"]
+_ENDS: dict[Form, str] = {
+    "html": ".html",
+    "md": ".md",
+    "markdown": ".markdown",
+    "latex": ".tex",
+    "csv": ".csv",
 }
 
 
@@ -74,15 +63,15 @@ def report(
 
     What a run does not have (not finished, its data gone) is left out, and said.
     """
-    chosen = form or _ENDS.get(out.suffix.lower() if out else "", Form.HTML)
-    file = out or runs[0] / f"report{next(end for end, one in _ENDS.items() if one is chosen)}"
+    by_end = {end: one for one, end in _ENDS.items()}
+    chosen = form or by_end.get(out.suffix.lower() if out else "", "html")
+    file = out or runs[0] / f"report{_ENDS[chosen]}"
     check_out(file if file.parent.exists() else None)  # before minutes of work
     content, left_out = _made(runs, chosen, method, seed, setting)
     with explained(file, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)
-    for text in left_out:
-        say(text)
+    say(*left_out)
     emit(shown(f"{file} ({len(content) / 1e6:.2f} MB)"))
 
 
@@ -90,16 +79,14 @@ def _made(
     runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
 ) -> tuple[bytes, list[str]]:
     found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
-    if form in (Form.LATEX, Form.CSV):
-        return "\n".join(_table(Scores(run).summary, form) for run in found).encode(), []
-    text = (html if form is Form.HTML else markdown)(page(found), __version__)
+    if form in ("latex", "csv"):  # of many clients how they spread; as CSV all of them
+        some = [
+            s if form == "csv" else condensed(s) for s in (Scores(run).summary for run in found)
+        ]
+        tables = [written(readable(one, sys.maxsize, named=True), form) for one in some]
+        return "\n".join(tables).encode(), []
+    text = (html if form == "html" else markdown)(page(found), __version__)
     return text.encode(), [line for run in found for line in _said(run)]
-
-
-def _table(summary: Summary, form: Form) -> str:
-    """The table of results as in a paper, of many clients how they spread; as CSV all of them."""
-    shown = summary if form is Form.CSV else condensed(summary)
-    return written(readable(shown, sys.maxsize, named=True), form)
 
 
 def _said(run: RunContents) -> Iterator[str]:

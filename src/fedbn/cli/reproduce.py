@@ -150,8 +150,7 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
     found: Merged | None = None
     if flags.runs:
         wanted, found = shown_runs(entry, flags.runs, flags.seeds or flags.settings)
-        for text in found.remarks:
-            say(text)
+        say(*found.remarks)
     else:
         wanted = asked(entry, flags.scale, {"seeds": flags.seeds}, flags.settings)
         if wanted.lacking:

@@ -53,8 +53,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, run nothing.")
     ] = False,
-    clients: console.Clients = console.Which.SOME,
-    form: console.TableForm = console.Form.TEXT,
+    clients: console.Clients = "some",
+    form: console.TableForm = "text",
     json: console.Json = False,
 ) -> None:
     """Train with one or several methods, compare them, and write a run folder."""

@@ -17,16 +17,7 @@ from rich.text import Text
 
 from fedbn import registry
 from fedbn.cli import console
-from fedbn.cli.console import (
-    BUT_FIRST,
-    Form,
-    Showing,
-    Which,
-    emit,
-    print_table,
-    print_text,
-    say,
-)
+from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Progress, Stopper
 from fedbn.core.metric import first_metric
@@ -70,8 +61,8 @@ def resume(
     workers: console.Workers = None,
     log: console.Log = None,
     trust: console.Trust = None,
-    clients: console.Clients = Which.SOME,
-    form: console.TableForm = Form.TEXT,
+    clients: console.Clients = "some",
+    form: console.TableForm = "text",
     json: console.Json = False,
 ) -> None:
     """Continue a run after Ctrl-C, a reboot or a crash, or let it grow.
@@ -97,14 +88,13 @@ def merge(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, with checkpoints or without.")],
     out: Annotated[Path, typer.Option(help="The new run folder; made, must be empty.")],
     trust: console.Trust = None,
-    clients: console.Clients = Which.SOME,
-    form: console.TableForm = Form.TEXT,
+    clients: console.Clients = "some",
+    form: console.TableForm = "text",
     json: console.Json = False,
 ) -> None:
     """Put runs of one experiment together: jobs of many machines or nights become one run."""
     found = merged([RunFolder(run) for run in runs], RunFolder(out))
-    for text in (*found.remarks, told(found)):
-        say(text)
+    say(*found.remarks, told(found))
     show(RunFolder(out), Showing(json, form, clients))
 
 
@@ -175,8 +165,7 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:
     experiment, planner = checked(raw, where), Planner()
     jobs = prepare(experiment, planner)
     federation = planner.federation(jobs[0].setting.experiment.data)
-    for text in planner.warnings:
-        say(text)
+    say(*planner.warnings)
     emit(tomli_w.dumps(resolved(experiment, federation)))
     for job in jobs:
         emit(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")
@@ -202,7 +191,7 @@ def show(folder: RunFolder, showing: Showing) -> None:
 
 def _print(summary: Summary, showing: Showing) -> None:
     """Print the table, the best number of each client in bold; of many clients, how they spread."""
-    everyone, text = showing.clients is Which.ALL, showing.form is Form.TEXT
+    everyone, text = showing.clients == "all", showing.form == "text"
     summary = summary if everyone else condensed(summary)
     if not text:
         emit(written(readable(summary, sys.maxsize, named=True), showing.form), end="")

@@ -16,7 +16,7 @@ from fedbn.experiments import configuration
 from fedbn.experiments.configuration import read_toml
 from fedbn.results import aggregate
 from fedbn.results.aggregate import Records
-from fedbn.results.paired_tests import Sample, paired, welch
+from fedbn.results.paired_tests import paired, welch
 
 ALL = "all"
 TRIALS = 5
@@ -176,8 +176,8 @@ class Cell:
         """The 95 % interval of ours minus the paper's, with both spreads; None without them."""
         if self.cut or self.std is None or self.paper is None or self.paper_std is None:
             return None
-        ours = Sample(self.ours, self.std, self.seeds)
-        return welch(ours, Sample(self.paper, self.paper_std, TRIALS))
+        ours = aggregate.Cell(self.ours, self.std, self.seeds)
+        return welch(ours, aggregate.Cell(self.paper, self.paper_std, TRIALS))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from fedbn.text import counted
 def page(runs: Sequence[RunContents]) -> Page:
     """Lay a report out: one chapter a run, and one that compares them where there are several."""
     found = [Scores(run) for run in runs]
-    names = _names(runs)
+    names = [run.name or run.path for run in runs]
+    if len(set(names)) < len(names):
+        names = [run.path for run in runs]
     chapters = [
         _chapter(s, f"r{i}", n) for i, (s, n) in enumerate(zip(found, names, strict=True), 1)
     ]
@@ -39,12 +41,8 @@ def _chapter(found: Scores, key: str, name: str) -> Chapter:
         model_sections.examples(run),
         model_sections.again(run),
     )
-    return Chapter(key, name, _subtitle(found), sections, _notes(run))
-
-
-def _notes(run: RunContents) -> tuple[str, ...]:
-    remarks = run.facts.remarks if run.facts else ()
-    return (*run.notes, *remarks)
+    notes = (*run.notes, *(run.facts.remarks if run.facts else ()))
+    return Chapter(key, name, _subtitle(found), sections, notes)
 
 
 def _subtitle(found: Scores) -> str:
@@ -52,16 +50,5 @@ def _subtitle(found: Scores) -> str:
     data = value_of(config, "data.path") or value_of(config, "data.name") or "data"
     model = value_of(config, "model.name") or "model"
     clients = max(0, len(summary.columns) - 1)
-    parts = [
-        str(data),
-        str(model),
-        counted(clients, "client"),
-        counted(found.table.rounds, "round"),
-    ]
-    return " · ".join([*parts, counted(len(summary.seeds), "seed")])
-
-
-def _names(runs: Sequence[RunContents]) -> list[str]:
-    """Short names of the folders; whole paths where two would be the same."""
-    short = [run.name or run.path for run in runs]
-    return short if len(set(short)) == len(short) else [run.path for run in runs]
+    counts = {"client": clients, "round": found.table.rounds, "seed": len(summary.seeds)}
+    return " · ".join([str(data), str(model), *(counted(n, what) for what, n in counts.items())])

@@ -114,12 +114,13 @@ def panel(title: str, curves: Sequence[Curve], look: Mapping[str, Look], axis: U
     # Whole lines first: dashes over them let both be seen.
     ordered = sorted(curves, key=lambda curve: look[curve.label].dashes is not None)
     drawn = [_drawn(c, look[c.label], across, up) for c in ordered]
+    ends = [f"{c.label} ends at {_said(c.mean[-1], c.std[-1])}" for c in curves[:6]]
     ys = [(up(t), svg.numbered(t)) for t in axis.ticks()]
     xs = [(across(t), svg.numbered(t)) for t in svg.ticks(first, last) if t == int(t)]
     return svg.drawing(
         _WIDTH,
         _HEIGHT,
-        f"{title}: {axis.what} over rounds. {_spoken(curves)}",
+        f"{title}: {axis.what} over rounds. {'; '.join(ends)}",
         svg.label(left - 34, 14, title, most=40, class_="title"),
         svg.grid(xs, ys, _BOX),
         svg.note("round", right, bottom + 30),
@@ -202,11 +203,6 @@ def _tips(curves: Sequence[Curve], across: Scale) -> Markup:
 def _said(mean: float, std: float) -> str:
     digits = 1 if abs(mean) >= 10 else 3
     return f"{mean:.{digits}f} ± {std:.{digits}f}" if std else f"{mean:.{digits}f}"
-
-
-def _spoken(curves: Sequence[Curve]) -> str:
-    ends = [f"{c.label} ends at {_said(c.mean[-1], c.std[-1])}" for c in curves[:6]]
-    return "; ".join(ends)
 
 
 _BAR_WIDTH, BAR_START, ROW = 360.0, 112.0, 22.0

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedbn.core.metric import PERCENT, Metric, first_metric
+from fedbn.core.state import Entry
 from fedbn.results.aggregate import (
     Curve,
     Duel,
@@ -51,17 +52,6 @@ class Exchange:
     def per_round(self) -> int:
         """Bytes over the network in a round: down to every client and up again."""
         return 0 if self.pooled else 2 * self.shared[1] * self.clients
-
-
-@dataclass(frozen=True)
-class EntryFact:
-    """One entry of the model."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    bytes: int
-    shared: bool
 
 
 @dataclass(frozen=True)
@@ -128,7 +118,7 @@ class Facts:
     remarks: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     clients: int = 0
-    entries: tuple[EntryFact, ...] = ()
+    entries: tuple[tuple[Entry, bool], ...] = ()  # and whether it is shared
     layers: tuple[Layer, ...] = ()
     confusions: tuple[Confusion, ...] = ()
     galleries: tuple[Gallery, ...] = ()

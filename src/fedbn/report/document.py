@@ -17,15 +17,8 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedbn.results.result_table import Shown
 from fedbn.text import harmless, short
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table; the best of its column is marked."""
-
-    text: str
-    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class Table:
 
     caption: str
     header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Shown, ...], ...]
     folded: bool = False
     kind: str = "table"
 
@@ -131,10 +124,10 @@ def remark(text: str) -> Text:
 
 
 def table(
-    caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell | str]], folded: bool = False
+    caption: str, header: Sequence[str], rows: Sequence[Sequence[Shown | str]], folded: bool = False
 ) -> Table:
     """Make a table of cells and plain texts."""
-    cells = [tuple(c if isinstance(c, Cell) else Cell(c) for c in row) for row in rows]
+    cells = [tuple(c if isinstance(c, Shown) else Shown(c) for c in row) for row in rows]
     return Table(caption, tuple(header), tuple(cells), folded)
 
 
@@ -162,7 +155,9 @@ def html(page: Page, version: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters["name"] = lambda text: short(text, _LONGEST)
-    environment.filters["lines"] = _lines
+    environment.filters["lines"] = lambda text: "\n".join(
+        short(t, 10_000) for t in text.splitlines()
+    )
     return environment.get_template("report.html").render(
         page=page,
         version=version,
@@ -170,11 +165,6 @@ def html(page: Page, version: str) -> str:
         script=Markup(script),
         digest=digest,
     )
-
-
-def _lines(text: str) -> str:
-    """Keep the lines of a listing, and what cannot be shown out of them."""
-    return "\n".join(short(line, 10_000) for line in text.splitlines())
 
 
 def _file(name: str) -> str:
@@ -224,14 +214,10 @@ def _part(part: Part) -> Iterator[str]:
 
 
 def _table(part: Table) -> str:
-    rows = [[_cell(cell) for cell in row] for row in part.rows]
+    rows = [[f"**{_name(c.text)}**" if c.best else _name(c.text) for c in r] for r in part.rows]
     lines = [[_name(title) for title in part.header], *rows]
     drawn = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([drawn[0], "|" + "---|" * len(part.header), *drawn[1:]])
-
-
-def _cell(cell: Cell) -> str:
-    return f"**{_name(cell.text)}**" if cell.best else _name(cell.text)
 
 
 def _name(text: str) -> str:

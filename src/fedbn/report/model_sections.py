@@ -19,8 +19,6 @@ from fedbn.results import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILI
 from fedbn.text import bytes_said, counted, spread
 
 _MOST_LAYERS, _MOST_IN_MATRIX = 8, 24
-
-
 _CLIENT_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK)
 
 
@@ -40,11 +38,16 @@ def statistics(run: RunContents) -> Section:
         "data. The distance of two clients is the Fréchet distance of their Gaussians, channel "
         "by channel, in units of their common deviation: 0 is the same, 1 is one deviation apart."
     )
-    legend = tuple((swatch(_line(colour), width=22), name) for name, colour in colours.items())
+    line = {"x1": 1, "x2": 21, "y1": 6, "y2": 6, "stroke_width": 3}
+    lines = {name: tag("line", **line, stroke=colour) for name, colour in colours.items()}
+    legend = tuple((swatch(drawn, width=22), name) for name, drawn in lines.items())
     panels = []
+    places = spread(range(len(names)), _MOST_IN_MATRIX)
+    some = [names[place] for place in places]
     for layer, far in zip(layers, matrices, strict=True):
-        panels += [_distances(layer, far), site_charts.profile(layer, colours, deviation=False)]
-        panels.append(site_charts.profile(layer, colours, deviation=True))
+        square = far[places][:, places]
+        panels.append(site_charts.distance_matrix(square, some, f"{layer.title}: distances"))
+        panels += [site_charts.profile(layer, colours, deviation=what) for what in (False, True)]
     numbers = _farthest(layers, matrices)
     parts: list[Part] = [
         document.Beside((document.Figures((site_charts.layer_bars(layers, matrices),)), numbers)),
@@ -66,29 +69,17 @@ def _farthest(layers: Sequence[Layer], matrices: Sequence[Array]) -> document.Ta
     return document.table("Distance of two clients", header, rows)
 
 
-def _distances(layer: Layer, far: Array) -> Markup:
-    places = spread(range(len(layer.clients)), _MOST_IN_MATRIX)
-    names = [layer.clients[i] for i in places]
-    return site_charts.distance_matrix(far[places][:, places], names, f"{layer.title}: distances")
-
-
 def _capped(facts: Facts, layers: Sequence[Layer], chosen: Sequence[str]) -> list[Part]:
-    found: list[Part] = []
+    found = []
     if len(layers) < len(facts.layers):
-        found.append(
-            document.Text(f"{len(layers)} of {len(facts.layers)} layers are drawn, evenly spread.")
-        )
+        found.append(f"{len(layers)} of {len(facts.layers)} layers are drawn, evenly spread.")
     count = len(facts.layers[0].clients)
     if count > len(chosen):
-        text = (
-            f"Lines of {len(chosen)} and squares of {min(count, _MOST_IN_MATRIX)} clients are drawn"
-        )
-        found.append(document.Text(f"{text}, evenly spread; distances by layer are of {count}."))
+        squares = f"squares of {min(count, _MOST_IN_MATRIX)} clients are drawn, evenly spread"
+        found.append(f"Lines of {len(chosen)} and {squares}; distances by layer are of {count}.")
     if facts.clients > count:
-        found.append(
-            document.Text(f"{count} of {facts.clients:,} clients are measured, evenly spread.")
-        )
-    return found
+        found.append(f"{count} of {facts.clients:,} clients are measured, evenly spread.")
+    return [*map(document.Text, found)]
 
 
 def confusions(run: RunContents) -> Section:
@@ -102,7 +93,7 @@ def confusions(run: RunContents) -> Section:
         "columns what the model said; blue is right, orange is wrong."
     )
     parts: list[Part] = []
-    if len(facts.classes) <= site_charts.MOST_CLASSES:
+    if few := len(facts.classes) <= site_charts.MOST_CLASSES:
         drawn = [site_charts.confusion_matrix(c, facts.classes) for c in facts.confusions]
         parts.append(document.Figures(tuple(drawn)))
     else:
@@ -112,9 +103,8 @@ def confusions(run: RunContents) -> Section:
         [c.client, "; ".join(site_charts.mistakes(c, facts.classes)) or "none"]
         for c in facts.confusions
     ]
-    folded = len(facts.classes) <= site_charts.MOST_CLASSES
     header = ["client", "true → predicted (times)"]
-    parts.append(document.table("Most frequent mistakes", header, rows, folded=folded))
+    parts.append(document.table("Most frequent mistakes", header, rows, folded=few))
     if len(facts.confusions) < facts.clients:
         some = f"{len(facts.confusions)} of {facts.clients:,} clients are shown, evenly spread."
         parts.append(document.Text(some))
@@ -152,23 +142,7 @@ def missing(key: str, title: str, run: RunContents, part: str) -> Section:
     return Section(key, title, "", (document.remark(f"Not shown: {reason}."),))
 
 
-def _line(colour: str) -> Markup:
-    return tag("line", x1=1, x2=21, y1=6, y2=6, stroke=colour, stroke_width=3)
-
-
 _MOST_ENTRIES = 400
-
-
-_HEADER = (
-    "method",
-    "shared entries",
-    "shared bytes",
-    "local entries",
-    "local bytes",
-    "bytes a round",
-    "rounds",
-    "bytes in all",
-)
 
 
 def exchange(run: RunContents) -> Section:
@@ -181,35 +155,29 @@ def exchange(run: RunContents) -> Section:
     )
     legend = ((_square(SHARED), "shared"), (_square(LOCAL), "stays with the client"))
     rows = [_row(one) for one in run.exchanges]
+    caption = "Of one client, and over the network for one seed"
     parts: list[Part] = [
         document.Beside((document.Figures((exchange_bars(run.exchanges),), legend),)),
-        document.table("Of one client, and over the network for one seed", _HEADER, rows),
-        *_pooled(run.exchanges),
-        *_entries(run.facts),
+        document.table(caption, [*rows[0]], [[*row.values()] for row in rows]),
     ]
+    if names := ", ".join(one.method for one in run.exchanges if one.pooled):
+        text = f"{names}: the data travels instead, all of it to one place."
+        parts.append(document.Text(text))
+    parts += _entries(run.facts)
     return Section("shared", "What is shared, and what stays home", lead, tuple(parts))
 
 
-def _row(one: Exchange) -> list[str]:
-    return [
-        one.method,
-        str(one.shared[0]),
-        bytes_said(one.shared[1]),
-        str(one.local[0]) if one.local else "at the sites",
-        bytes_said(one.kept) if one.local else "–",
-        bytes_said(one.per_round),
-        str(one.rounds),
-        bytes_said(one.per_round * one.rounds),
-    ]
-
-
-def _pooled(exchanges: Sequence[Exchange]) -> list[Part]:
-    names = ", ".join(one.method for one in exchanges if one.pooled)
-    return (
-        [document.Text(f"{names}: the data travels instead, all of it to one place.")]
-        if names
-        else []
-    )
+def _row(one: Exchange) -> dict[str, str]:
+    return {
+        "method": one.method,
+        "shared entries": str(one.shared[0]),
+        "shared bytes": bytes_said(one.shared[1]),
+        "local entries": str(one.local[0]) if one.local else "at the sites",
+        "local bytes": bytes_said(one.kept) if one.local else "–",
+        "bytes a round": bytes_said(one.per_round),
+        "rounds": str(one.rounds),
+        "bytes in all": bytes_said(one.per_round * one.rounds),
+    }
 
 
 def _entries(facts: Facts | None) -> list[Part]:
@@ -221,9 +189,9 @@ def _entries(facts: Facts | None) -> list[Part]:
             e.kind.replace("_", " "),
             "×".join(map(str, e.shape)) or "1",
             f"{e.bytes:,}",
-            "shared" if e.shared else "stays",
+            "shared" if shared else "stays",
         ]
-        for e in facts.entries[:_MOST_ENTRIES]
+        for e, shared in facts.entries[:_MOST_ENTRIES]
     ]
     header = ["entry", "kind", "shape", "bytes", facts.method]
     some = f", the first {_MOST_ENTRIES}" if len(facts.entries) > _MOST_ENTRIES else ""
@@ -241,13 +209,8 @@ _MOST_PRINTS = 50
 def again(run: RunContents) -> Section:
     """Everything that is needed to run it again."""
     folder = shlex.quote(run.path)
-    commands = "\n".join(
-        [
-            f"fedbn run {shlex.quote(f'{run.path}/config.toml')} --out again",
-            f"fedbn resume {folder}",
-            f"fedbn report {folder}",
-        ]
-    )
+    begin = f"fedbn run {shlex.quote(f'{run.path}/config.toml')} --out again"
+    commands = f"{begin}\nfedbn resume {folder}\nfedbn report {folder}"
     lead = (
         "The same configuration, seeds, data and versions give the same numbers to the last bit "
         "on the same kind of machine."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from fedbn.core.bn_statistics import tracked_norms
-from fedbn.core.federation import AnySplit, Client, Targets
+from fedbn.core.federation import AnySplit, Targets
 from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries, is_batchnorm
 from fedbn.data.survey import drawable
 from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
 from fedbn.report import contents
-from fedbn.report.contents import Array, RunContents
+from fedbn.report.contents import RunContents
 from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
@@ -31,16 +31,14 @@ _DRAWN, _MISTAKES = 8, 4
 
 
 def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
-    """Collect what a report shows of one method, seed and setting.
-
-    Returns:
-        The facts; and of each part that is not among them, the reason.
-    """
+    """Collect what a report shows of one job; and why, of each part that is not among it."""
     plan, missing = trained.plan, dict[str, str]()
     layers = _layers(trained)
     if not layers:
         missing["statistics"] = _why_no_layers(trained)
     confusions, galleries = _scored(trained, missing)
+    every = entries(plan.initial_model)
+    shared = set(plan.method.shared(every))
     found = contents.Facts(
         method=plan.method.name,
         setting=plan.setting,
@@ -49,7 +47,7 @@ def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
         remarks=plan.federation.remarks,
         classes=plan.federation.classes,
         clients=len(plan.federation.clients),
-        entries=_entries(trained),
+        entries=tuple((entry, entry in shared) for entry in every),
         layers=layers,
         confusions=confusions,
         galleries=galleries,
@@ -78,14 +76,6 @@ def _why(error: Exception) -> str:
     return text.rstrip(".")
 
 
-def _entries(trained: Trained) -> tuple[contents.EntryFact, ...]:
-    found = entries(trained.plan.initial_model)
-    shared = set(trained.plan.method.shared(found))
-    return tuple(
-        contents.EntryFact(e.name, str(e.kind), e.shape, e.bytes, e in shared) for e in found
-    )
-
-
 def _layers(trained: Trained) -> tuple[contents.Layer, ...]:
     """The running statistics that clients keep to themselves, layer by layer."""
     names = tuple(spread(list(trained.state.local), _MOST_MEASURED))
@@ -94,14 +84,12 @@ def _layers(trained: Trained) -> tuple[contents.Layer, ...]:
     for name, module in trained.plan.initial_model.named_modules():
         keys = [f"{name}.{part}".lstrip(".") for part in ("running_mean", "running_var")]
         if len(names) > 1 and is_batchnorm(module) and {*keys} <= own[0].keys():
-            mean, variance = (np.stack([_flat(state[key]) for state in own]) for key in keys)
+            mean, variance = (
+                torch.stack([state[key].detach().cpu().double().flatten() for state in own]).numpy()
+                for key in keys
+            )
             found.append(contents.Layer(name or "BatchNorm", names, mean, variance))
     return tuple(found)
-
-
-def _flat(value: torch.Tensor) -> Array:
-    array: Array = value.detach().cpu().double().flatten().numpy()
-    return array
 
 
 def _why_no_layers(trained: Trained) -> str:
@@ -125,9 +113,9 @@ def _scored(
             why = f"the task is {trained.plan.task.name}, where no class is taken for another"
             missing |= {"confusions": why, "examples": why}
             return (), ()
-        pictures = len(federation.input_shape) == 3
-        classes = federation.classes
-        for client, domain, test in spread(list(_tests(federation.clients)), _MOST_SCORED):
+        pictures, classes = len(federation.input_shape) == 3, federation.classes
+        tests = [(c, domain, test) for c in federation.clients for domain, test in c.tests.items()]
+        for client, domain, test in spread(tests, _MOST_SCORED):
             made = outcomes_of(trained, client.name, test)
             confusions.append(contents.Confusion(client.name, domain, made.confusion))
             if pictures and domain not in domains:
@@ -141,12 +129,6 @@ def _scored(
     if not pictures:
         missing["examples"] = "the samples are no pictures"
     return tuple(confusions), tuple(galleries)
-
-
-def _tests(clients: Sequence[Client]) -> Iterator[tuple[Client, str, AnySplit]]:
-    for client in clients:
-        for domain, test in client.tests.items():
-            yield client, domain, test
 
 
 def _examples(
@@ -172,17 +154,7 @@ Job = tuple[str, str, int]
 def gather(
     path: Path, *, method: str | None = None, seed: int | None = None, setting: str | None = None
 ) -> RunContents:
-    """Read a run folder for a report.
-
-    Args:
-        path: The folder.
-        method: Whose models to look into; FedBN's if the run has them.
-        seed: Of which seed; the first unless given.
-        setting: Of which setting; the first unless given.
-
-    Raises:
-        ConfigError: No run is there, or it has no such method, seed or setting.
-    """
+    """Read a run folder for a report; method, seed and setting say whose models to look into."""
     folder = RunFolder(path)
     config = folder.read_request()
     notes: list[str] = []
@@ -289,11 +261,9 @@ def _exchanges(
         sizes = _sizes(folder.job(method, setting, seed))
         if sizes is None or (method, setting) in found:
             continue
-        clients = rounds[max(rounds)]
-        pooled = clients == {"all"}
-        found[method, setting] = contents.Exchange(
-            Key(method, setting).label, *sizes, len(clients), max(rounds), pooled
-        )
+        clients, name = rounds[max(rounds)], Key(method, setting).label
+        facts = (*sizes, len(clients), max(rounds), clients == {"all"})
+        found[method, setting] = contents.Exchange(name, *facts)
     return tuple(found.values())
 
 

@@ -18,7 +18,6 @@ from fedbn.report.charts import (
 from fedbn.report.contents import MOST_LABELS, RunContents, Scores, gain_said
 from fedbn.report.document import (
     Beside,
-    Cell,
     Figures,
     Part,
     Section,
@@ -30,7 +29,7 @@ from fedbn.report.document import (
 )
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
 from fedbn.results.comparison import changes
-from fedbn.results.result_table import Grid, condensed, grid_of, readable
+from fedbn.results.result_table import Grid, Shown, condensed, grid_of, readable
 from fedbn.text import bytes_said, counted, spread
 
 _MOST_COLUMNS, _MOST_ROWS = 9, 40
@@ -119,10 +118,7 @@ def _tables(summary: Summary) -> list[Part]:
 
 
 def _table(title: str, first: str, grid: Grid, folded: bool = False) -> Part:
-    rows = [
-        [Cell(name), *(Cell(*shown) for shown in row)]
-        for name, row in zip(grid.rows, grid.cells, strict=True)
-    ]
+    rows = [[Shown(name), *row] for name, row in zip(grid.rows, grid.cells, strict=True)]
     return table(title, [first, *grid.columns], rows, folded=folded)
 
 
@@ -166,8 +162,10 @@ def gains(scores: Scores) -> Section:
     lead = f"{words.capitalize()} with {first} minus {words} with {second}, client by client."
     if seeds > 1:
         lead += " A circle is one seed, the line ± one standard deviation over seeds."
-    said = [(g, gain_said(g.mean, metric)) for g in [*kept, *_mean(fight)]]
-    rows = [[g.client, gain, _std(g, metric.form)] for g, gain in said]
+    mean = [Gain("mean of clients", fight.mean.by_seed)] if fight.mean else []
+    stds = [f"{g.std:{metric.form}}" if len(g.by_seed) > 1 else "–" for g in (*kept, *mean)]
+    said = zip((*kept, *mean), stds, strict=True)
+    rows = [[g.client, gain_said(g.mean, metric), std] for g, std in said]
     header = ["client", f"gain, {metric.points}", "std"]
     numbers = table("In numbers", header, rows)
     parts: list[Part] = [Beside((Figures((gain_bars(fight, kept, metric),)), numbers))]
@@ -183,14 +181,6 @@ def _some_gains(gains: Sequence[Gain]) -> list[Gain]:
         return list(gains)
     ordered = sorted(gains, key=lambda gain: gain.mean)
     return [*ordered[: _MOST_BARS // 2], *ordered[-(_MOST_BARS // 2) :]]
-
-
-def _mean(fight: Duel) -> list[Gain]:
-    return [Gain("mean of clients", fight.mean.by_seed)] if fight.mean else []
-
-
-def _std(gain: Gain, form: str) -> str:
-    return f"{gain.std:{form}}" if len(gain.by_seed) > 1 else "–"
 
 
 def convergence(scores: Scores) -> Section:
@@ -220,13 +210,12 @@ def _rounds_until(scores: Scores) -> list[Part]:
     if not levels:
         return []
     found = [reached(curves, level) for level in levels]
-    rows = [[c.label, *(_or_dash(at[c.label]) for at in found)] for c in curves]
+    rows = [
+        [c.label, *("–" if (at := one[c.label]) is None else str(at) for one in found)]
+        for c in curves
+    ]
     header = ["method", *(f"{level} %" for level in levels)]
     return [table(f"First round at a mean test {scores.metric.words} of", header, rows)]
-
-
-def _or_dash(round: int | None) -> str:
-    return "–" if round is None else str(round)
 
 
 def _unscored() -> Text:
@@ -259,14 +248,13 @@ def _means(runs: Sequence[tuple[str, Scores]], labels: Sequence[str]) -> Part:
     means = [{row.label: row.cells.get(MEAN) for row in run.summary.rows} for _, run in runs]
     rows = []
     for (name, run), found in zip(runs, means, strict=True):
-        cells = []
+        cells: list[Shown | str] = [name, str(len(run.summary.seeds)), str(run.table.rounds)]
         for label in labels:
             cell = found.get(label)
             known = [m[label].mean for m in means if m.get(label)]  # type: ignore[union-attr]
             best = cell is not None and cell.mean == metric.best(known) and len(runs) > 1
-            cells.append(Cell("–" if cell is None else str(cell), best))
-        facts = str(len(run.summary.seeds)), str(run.table.rounds)
-        rows.append([Cell(name), *map(Cell, facts), *cells])
+            cells.append(Shown("–" if cell is None else str(cell), best))
+        rows.append(cells)
     return table(f"Mean test {metric.title}", ["run", "seeds", "rounds", *labels], rows)
 
 

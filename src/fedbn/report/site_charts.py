@@ -136,7 +136,8 @@ def distances(layer: Layer) -> Array:
 
 def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
     """Draw a bar a layer: the mean distance of two clients, and a line up to the farthest pair."""
-    ends = [(float(pairs.mean()), float(pairs.max())) for pairs in map(_pairs, matrices)]
+    apart = [far[np.triu_indices(len(far), 1)] if len(far) > 1 else far for far in matrices]
+    ends = [(float(pairs.mean()), float(pairs.max())) for pairs in apart]
     top = max((most for _, most in ends), default=1.0) or 1.0
     rows = [partial(_layer, layer.title, *end) for layer, end in zip(layers, ends, strict=True)]
     said = "; ".join(f"{one.title} {mean:.2f}" for one, (mean, _) in zip(layers, ends, strict=True))
@@ -184,10 +185,6 @@ def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Mar
         *lines,
         svg.note(f"{count} channels, in order", right, bottom + 16),
     )
-
-
-def _pairs(far: Array) -> Array:
-    return far[np.triu_indices(len(far), 1)] if len(far) > 1 else np.zeros(1)
 
 
 _PIXELS = 96

@@ -81,7 +81,8 @@ def label(
     """Write a name; where it is cut, the whole is its tooltip."""
     cut = short(text, most)
     tip = [tag("title", text)] if cut != text else []
-    return tag("text", Markup(escape(cut)) + Markup("").join(tip), x=x, y=y, **_end(anchor), **more)
+    where = {"x": x, "y": y, "text_anchor": None if anchor == "start" else anchor}
+    return tag("text", Markup(escape(cut)) + Markup("").join(tip), **where, **more)
 
 
 def note(text: str, x: float, y: float) -> Markup:
@@ -134,10 +135,6 @@ def uprights(across: Scale, span: tuple[float, float], bottom: float, sign: str 
 
 def _seen(text: str) -> str:
     return "\n".join(map(shown, text.split("\n")))
-
-
-def _end(anchor: str) -> dict[str, str]:
-    return {} if anchor == "start" else {"text_anchor": anchor}
 
 
 def _plain(value: object) -> str:

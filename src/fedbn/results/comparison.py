@@ -105,11 +105,14 @@ class Side:
         choose = isinstance(self.config.get("method", {}).get("mu"), list)
         kept = summarize(self.table, report, choose_setting=choose).rows
         known, found = self.table.scores(report), dict[Key, Repeated]()
-        for key, split in ((row.key, _split(row.setting)) for row in kept):
-            own = found.setdefault(Key(key.method, _without_split(key.setting)), {})
-            for column, seeds in known[key].items():
+        for row in kept:
+            parts = row.setting.split(",")
+            splits = [part for part in parts if part.partition("=")[0] in _SPLITS]
+            setting = ",".join(part for part in parts if part not in splits) or "default"
+            own = found.setdefault(Key(row.method, setting), {})
+            for column, seeds in known[row.key].items():
                 values = own.setdefault(column, {})
-                values |= {Repetition(split, seed): value for seed, value in seeds.items()}
+                values |= {Repetition(",".join(splits), seed): v for seed, v in seeds.items()}
         if not any(found.values()):
             raise ConfigError(f"{self.name}: no test {self.metric.words} yet; nothing to compare")
         return found
@@ -130,15 +133,6 @@ class Side:
     def last_round(self) -> int:
         """The last round that was tested."""
         return max((r["round"] for r in self.records if r["split"] == "test"), default=0)
-
-
-def _split(setting: str) -> str:
-    return ",".join(part for part in setting.split(",") if part.partition("=")[0] in _SPLITS)
-
-
-def _without_split(setting: str) -> str:
-    parts = [part for part in setting.split(",") if part.partition("=")[0] not in _SPLITS]
-    return ",".join(parts) or "default"
 
 
 @dataclass(frozen=True)
@@ -217,16 +211,9 @@ class _Match:
 
 
 def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
-    """Compare two runs, or the methods of one.
+    """Judge run B against run A; where both are one run, its methods, every pair of them.
 
-    Args:
-        a: The run to start from.
-        b: The run to judge; the same as A to compare its methods, every pair of them.
-        methods: Nothing for all that there are; or which. Of two runs: one to look at, or A's
-            and B's.
-
-    Raises:
-        ConfigError: There is no method, client or seed that both sides have.
+    `methods` are all that there are unless given. Of two runs: one to look at, or A's and B's.
     """
     if a.metric != b.metric:
         titles = f"{a.name} is judged by {a.metric.title}, {b.name} by {b.metric.title}"
@@ -381,10 +368,7 @@ def with_ends_only(found: Comparison) -> Comparison:
 def markdown(found: Comparison) -> str:
     """Write a comparison as Markdown."""
     parts = [f"# Comparison\n\nA: {harmless(found.a)}\n\nB: {harmless(found.b)}"]
-    for title, some in (
-        ("Configuration", found.configuration),
-        ("Environment", found.environment),
-    ):
+    for title, some in (("Configuration", found.configuration), ("Environment", found.environment)):
         if some:
             words = table(("key", "A", "B"), (change.words for change in some))
             parts.append(f"## {title}\n\n{words}")

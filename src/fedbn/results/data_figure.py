@@ -33,15 +33,7 @@ INCHES_A_SIGN = 0.056
 
 
 def draw_data(survey: Mapping[str, Any], file: Path) -> Path:
-    """Draw a survey (`fedbn.data.survey.survey`) as PNG or SVG, by the name of the file.
-
-    Args:
-        survey: The plain dict.
-        file: Where to; its folder is made where it is missing.
-
-    Returns:
-        The file.
-    """
+    """Draw a survey (`fedbn.data.survey.survey`) as PNG or SVG, by the name of the file."""
     some = _some(survey)
     shown = len(some["clients"])
     heights = [shown * ROW + 0.75, shown * CELL + 1.0]

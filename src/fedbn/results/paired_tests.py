@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedbn.results.aggregate import Cell
+
 FEWEST = 3  # with two repetitions a t interval is twelve standard errors wide
 FEWEST_RANKS = 6  # below, no outcome of a Wilcoxon test can reach 5 %
 LEVEL = 0.05
@@ -53,12 +55,10 @@ class Paired:
 
 
 def paired(gaps: Sequence[float], family: int = 1, overlap: float = 0.0) -> Paired:
-    """Test whether differences B − A are more than chance.
+    """Test whether differences B − A, one a repetition, are more than chance.
 
-    Args:
-        gaps: One a repetition.
-        family: How many such questions are asked at once (Bonferroni).
-        overlap: Of splits of one data set: test samples by training samples.
+    `family` questions are asked at once (Bonferroni); splits of one data set `overlap` by their
+    test samples divided by their training samples.
 
     Examples:
         >>> found = paired([5.0, 5.0, 6.0])
@@ -98,28 +98,18 @@ def half_width(count: int, family: int = 1, overlap: float = 0.0) -> float:
     return float(stats.t(count - 1).isf(LEVEL / 2 / family)) * math.sqrt(1 / count + overlap)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Mean and sample standard deviation of so many values."""
-
-    mean: float
-    std: float
-    count: int
-
-
-def welch(a: Sample, b: Sample) -> tuple[float, float] | None:
+def welch(a: Cell, b: Cell) -> tuple[float, float] | None:
     """The 95 % interval of the difference of two means, a − b, with both spreads (Welch 1947).
 
-    Returns:
-        None where one of them is a single value, or neither has a spread.
+    None where one of them is a single value, or neither has a spread.
     """
-    if min(a.count, b.count) < 2 or not (a.std or b.std):
+    if min(a.seeds, b.seeds) < 2 or not (a.std or b.std):
         return None
     from scipy import stats
 
-    parts = [one.std**2 / one.count for one in (a, b)]
+    parts = [one.spread**2 / one.seeds for one in (a, b)]
     shares = zip(parts, (a, b), strict=True)
-    freedom = sum(parts) ** 2 / sum(part**2 / (one.count - 1) for part, one in shares)
+    freedom = sum(parts) ** 2 / sum(part**2 / (one.seeds - 1) for part, one in shares)
     reach = float(stats.t(freedom).isf(LEVEL / 2)) * math.sqrt(sum(parts))
     return a.mean - b.mean - reach, a.mean - b.mean + reach
 

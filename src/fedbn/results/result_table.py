@@ -30,7 +30,7 @@ class Shown(NamedTuple):
     """A cell: what it says, and whether it is the best of its client."""
 
     text: str
-    best: bool
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,13 @@ def grid_of(summary: Summary, named: bool = False) -> Grid:
         summary.columns,
         tuple(display_name(row.label) if named else row.label for row in summary.rows),
         tuple(
-            tuple(_shown(row.cells.get(name), best.get(name)) for name in summary.columns)
+            tuple(
+                Shown(str(c), c.mean == best[name]) if (c := row.cells.get(name)) else Shown("–")
+                for name in summary.columns
+            )
             for row in summary.rows
         ),
     )
-
-
-def _shown(cell: Cell | None, best: float | None) -> Shown:
-    return Shown("–", False) if cell is None else Shown(str(cell), cell.mean == best)
 
 
 def condensed(summary: Summary) -> Summary:
@@ -124,9 +123,8 @@ def fitted(grid: Grid, width: int) -> Grid:
     """Shorten names until the table fits: those at the left, then those above."""
     left = max(map(len, (grid.title, *grid.rows)))
     room = max(_NAME, left - max(0, grid.width - width))
-    grid = replace(
-        grid, title=short(grid.title, room), rows=tuple(short(r, room) for r in grid.rows)
-    )
+    names = tuple(short(name, room) for name in grid.rows)
+    grid = replace(grid, title=short(grid.title, room), rows=names)
     if grid.width > width and grid.columns:
         room = max(_NAME // 2, (width - room) // len(grid.columns) - 2)
         grid = replace(grid, columns=tuple(short(name, room) for name in grid.columns))
