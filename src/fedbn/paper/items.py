@@ -17,6 +17,7 @@ from fedbn.experiments.configuration import read_toml
 from fedbn.results import aggregate
 from fedbn.results.aggregate import Records
 from fedbn.results.paired_tests import paired, welch
+from fedbn.text import counted
 
 ALL = "all"
 TRIALS = 5
@@ -113,8 +114,34 @@ class Request:
 
     def trained(self) -> Records:
         """Train what the experiment says, in the folder `run`."""
-        raw = {key: value for key, value in self.experiment.items() if key != "reproduce"}
-        return self.train(raw, Path("run"))
+        return self.train(self._plain(), Path("run"))
+
+    def _plain(self) -> dict[str, Any]:
+        return {key: value for key, value in self.experiment.items() if key != "reproduce"}
+
+    def several(self) -> dict[str, Any]:
+        """The experiment that an item trains in several ways, or attacks.
+
+        Raises:
+            ConfigError: One run was given, to be shown.
+        """
+        if self.source is not None:
+            raise ConfigError(f"{self.name}: it is made of more than one run can hold; no --from")
+        return self._plain()
+
+    def table(
+        self,
+        name: str,
+        title: str,
+        columns: Iterable[str],
+        rows: Iterable[Row],
+        note: str = "",
+        head: tuple[str, ...] = ("method",),
+    ) -> Table:
+        """Make a table that says how many seeds there are, and what must be said of scale."""
+        seeds = counted(len(self.experiment["seeds"]), "seed") + "."
+        said = " ".join(filter(None, [seeds, note, self.label and f"{self.label}."]))
+        return Table(name, f"{self.name}: {title}", tuple(columns), tuple(rows), said, head, 1)
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,14 @@ from fedbn.core.replica import Replica
 from fedbn.core.rounds import RunState, Update, initial_state, train_client
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import State, entries
-from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import run_plan
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of
+from fedbn.paper.paper_figures import draw_intervals
 from fedbn.results import display_name
 from fedbn.results.figures import PAGE, headed, looks, plain, saved, styled
-from fedbn.text import counted
 
 DEFAULTS: dict[str, Any] = {"batches": [4, 16], "iterations": 200}
 MEAN_ONE, VAR_ONE = "error of the mean, one step", "of the variance, one step"
@@ -48,7 +47,7 @@ MEAN_ROUND = "of the mean, a usual round"
 LOSS_TRAIN, LOSS_TEST = "whose, by loss, trained on", "whose, by loss, new"
 MOMENTS = "whose, by moments, new"
 NAMING = (LOSS_TRAIN, LOSS_TEST, MOMENTS)
-PICTURES, CHANCE = "PSNR, batch of", "chance"
+PICTURES, CHANCE, ORIGINAL = "PSNR, batch of", "chance", "original"
 _RATE, _SMOOTH, _STATISTICS, _RANGE, _EACH = 0.02, 1e-3, 0.1, 2.0, 100
 Found = dict[str, dict[str, dict[int, float]]]
 """By method, by what was measured, by seed."""
@@ -57,13 +56,11 @@ Moments = tuple[Tensor, Tensor]
 
 def leak(request: Request) -> Outcome:
     """Attack every method with every seed."""
-    if request.source is not None:
-        raise ConfigError(f"{request.name}: it attacks updates, which no run folder keeps")
     options = options_of(request.options, DEFAULTS, counts=("iterations",))
     found: Found = defaultdict(lambda: defaultdict(dict))
     shown: dict[str, Tensor] = {}
     planner = Planner()
-    for job in jobs(checked({k: v for k, v in request.experiment.items() if k != "reproduce"})):
+    for job in jobs(checked(request.several())):
         request.tell(f"{job.method.name} seed {job.seed}: training, then attacking")
         plan, own = planner.plan(job), found[job.method.name]
         state = run_plan(plan, workers=request.workers)
@@ -76,9 +73,10 @@ def leak(request: Request) -> Outcome:
             own[f"{PICTURES} {size}"][job.seed] = ours
             found[CHANCE][f"{PICTURES} {size}"][job.seed] = chance
             if job.seed == request.experiment["seeds"][0]:
-                shown |= {"original": pictures[0], job.method.name: pictures[1]}
+                shown |= {ORIGINAL: pictures[0], job.method.name: pictures[1]}
     found[CHANCE] = found.pop(CHANCE)  # below the methods
-    return Outcome((_table(request, found),), _draw(request, shown, found))
+    table = _table(request, found)
+    return Outcome((table,), _draw(request, shown, table))
 
 
 def _step(plan: Plan, client: Client, state: RunState, whole: bool) -> Update:
@@ -250,23 +248,21 @@ def _table(request: Request, found: Found) -> Table:
             for column in columns
         ]
         rows.append(Row((f"{display_name(new)} − {display_name(old)}",), tuple(gaps)))
-    seeds = counted(len(request.experiment["seeds"]), "seed")
     note = (
-        f"{seeds}, mean (standard deviation). Moments of the first BatchNorm layer's inputs: the "
+        "Mean (standard deviation). Moments of the first BatchNorm layer's inputs: the "
         "error relative to their length, 0 is exact. Whose a sample is: rightly named in per cent. "
         "Pictures: PSNR in dB, the mean of all sites; chance is the mean picture, from which the "
-        "search starts. Intervals hold for all differences at once (paired t, Bonferroni). "
+        "search starts. Intervals hold for all differences at once (paired t, Bonferroni)."
     )
-    title = f"{request.name}: what the updates of one round tell"
-    said = note + (f"{request.label}." if request.label else "")
-    return Table(request.name, title, columns, tuple(rows), said.strip())
+    title = "what the updates of one round tell"
+    return replace(request.table(request.name, title, columns, rows, note), digits=2)
 
 
 def _row(values: Iterable[Mapping[int, float] | None]) -> tuple[Cell | None, ...]:
     return tuple(Cell.of(one.values()) if one else None for one in values)
 
 
-def _draw(request: Request, shown: Mapping[str, Tensor], found: Found) -> tuple[Path, ...]:
+def _draw(request: Request, shown: Mapping[str, Tensor], table: Table) -> tuple[Path, ...]:
     """Draw a site's pictures above what was made of its update, and PSNR against chance."""
     with styled({"axes.grid": False}):
         figure = Figure(figsize=(PAGE, 2.6))
@@ -279,18 +275,16 @@ def _draw(request: Request, shown: Mapping[str, Tensor], found: Found) -> tuple[
         left.set_yticklabels([plain(display_name(name)) for name in shown])
         left.set_xticks([])
         headed(left, "a  One batch, and what its update gave")
-        known = looks([name for name in found if name != CHANCE])
-        sizes = [column for column in found[CHANCE] if column.startswith(PICTURES)]
+        known = looks([name for name in shown if name != ORIGINAL])
+        sizes = [column for column in table.columns if column.startswith(PICTURES)]
+        gains = {
+            row.label[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows
+        }
         for shift, (method, look) in enumerate(known.items()):
-            own = found[method]
-            cells = [Cell.gained(own[size], found[CHANCE][size], len(sizes)) for size in sizes]
-            ends = [cell.interval or (cell.ours, cell.ours) for cell in cells]
-            below = [cell.ours - low for cell, (low, _) in zip(cells, ends, strict=True)]
-            above = [high - cell.ours for cell, (_, high) in zip(cells, ends, strict=True)]
+            own = gains[f"{display_name(method)} − {CHANCE}"]
+            cells = [cell for size in sizes if (cell := own[size])]
             at = [place + 0.15 * (shift - 1) for place in range(len(cells))]
-            right.errorbar(at, [cell.ours for cell in cells], [below, above], ls="", capsize=2,
-                           markersize=4, label=display_name(method), **look)  # fmt: skip
-        right.axhline(0, color="black", lw=0.8)
+            draw_intervals(right, at, cells, look, ls="", label=display_name(method))
         right.set_xticks(range(len(sizes)), [size.rpartition(" ")[2] for size in sizes])
         right.set_xlabel("pictures in the batch")
         right.set_xlim(-0.5, len(sizes) - 0.5)

@@ -7,25 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from fedbn.core.metric import first_metric
-from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import changed
 from fedbn.paper.configurations import is_there
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of
 from fedbn.results import display_name
 from fedbn.results.aggregate import MEAN, Scores, ScoreTable
 from fedbn.runs.folder import RunFolder
-from fedbn.text import counted
 
 DEFAULTS: dict[str, Any] = {"also": {}}
 BASES = ("fedavg", "silobn")
+_UNTUNED = "Every method as it is by default: nothing was tuned."
 
 
 def methods(request: Request) -> Outcome:
     """Train all methods on each data set that is there, and tabulate them."""
-    if request.source is not None:
-        raise ConfigError(f"{request.name}: it is made of several runs; --from shows one")
-    options = options_of(request.options, DEFAULTS)
-    base = {key: value for key, value in request.experiment.items() if key != "reproduce"}
+    base, options = request.several(), options_of(request.options, DEFAULTS)
     parts = {base["data"]["name"]: base}
     parts |= {name: changed(base, changes) for name, changes in options["also"].items()}
     tables, remarks = [], []
@@ -47,35 +43,20 @@ def _scores(request: Request, name: str, title: str, found: Mapping[str, Scores]
         Row((display_name(m),), tuple(Cell.of(own[c].values()) for c in columns))
         for m, own in found.items()
     ]
-    return _table(request, name, f"test {title}, mean (standard deviation)", columns, rows)
+    head = f"{name}, test {title}, mean (standard deviation)"
+    return request.table(f"{request.name}-{name}", head, columns, rows, _UNTUNED)
 
 
 def _gains(request: Request, name: str, found: Mapping[str, Scores]) -> Table:
     """What each gains in the mean over clients, over each of `BASES`."""
     rows = [Row((display_name(m),), tuple(_over(found, m, base) for base in BASES)) for m in found]
-    note = f"Intervals hold for all {len(found) - 1} comparisons of a column at once."
-    columns = tuple(f"over {display_name(base)}" for base in BASES)
-    title = "what each method gains in the mean over clients, in points"
-    return _table(request, f"{name}-gain", title, columns, rows, note)
+    note = f"{_UNTUNED} Intervals hold for all {len(found) - 1} comparisons of a column at once."
+    columns = (f"over {display_name(base)}" for base in BASES)
+    title = f"{name}, what each method gains in the mean over clients, in points"
+    return request.table(f"{request.name}-{name}-gain", title, columns, rows, note)
 
 
 def _over(found: Mapping[str, Scores], method: str, base: str) -> Cell | None:
     if method == base:
         return None
     return Cell.gained(found[method][MEAN], found[base][MEAN], family=len(found) - 1)
-
-
-def _table(
-    request: Request,
-    end: str,
-    title: str,
-    columns: tuple[str, ...],
-    rows: list[Row],
-    note: str = "",
-) -> Table:
-    said = [f"{counted(len(request.experiment['seeds']), 'seed')}; nothing was tuned.", note]
-    said += [f"{request.label}."] if request.label else []
-    full = f"{request.name}, {end.removesuffix('-gain')}: {title}"
-    return Table(
-        f"{request.name}-{end}", full, columns, tuple(rows), " ".join(filter(None, said)), digits=1
-    )

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
+from fedbn.paper import items
 from fedbn.results import NAMES, colours
 from fedbn.results.aggregate import Cell
 from fedbn.results.figures import (
@@ -276,3 +277,21 @@ def _curve_keys() -> list[Line2D]:
             **broken,
         ),
     ]
+
+
+def draw_intervals(
+    axis: Axes,
+    at: Sequence[float],
+    gains: Sequence[items.Cell],
+    look: Mapping[str, Any],
+    **more: Any,
+) -> None:
+    """Draw gains with their intervals, where there are any, and the line of no gain."""
+    axis.axhline(0, color="black", lw=0.8)
+    ends = [gain.interval or (gain.ours, gain.ours) for gain in gains]
+    reach = [
+        [gain.ours - low for gain, (low, _) in zip(gains, ends, strict=True)],
+        [high - gain.ours for gain, (_, high) in zip(gains, ends, strict=True)],
+    ]
+    sizes = {"markersize": 3, "capsize": 1.5, "elinewidth": 0.7, "lw": 1}
+    axis.errorbar(at, [gain.ours for gain in gains], reach, **{**sizes, **look, **more})
