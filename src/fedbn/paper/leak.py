@@ -289,6 +289,7 @@ def _draw(request: Request, shown: Mapping[str, Tensor], table: Table) -> tuple[
         right.set_xlabel("pictures in the batch")
         right.set_xlim(-0.5, len(sizes) - 0.5)
         right.set_ylabel("PSNR − chance (dB)")
-        right.legend()
+        right.margins(y=0.3)
+        right.legend(loc="upper right")
         headed(right, "b  Against chance")
         return saved(figure, request.folder / request.name, request.label)

@@ -45,7 +45,7 @@ def shift_map(request: Request) -> Outcome:
         for dial in dict.fromkeys(dial for dial, _ in scores)
         for other in OTHERS
     }
-    tables = [_dials(request, scores), _gains(request, gains), _accuracies(request, scores)]
+    tables = [dials_table(request, scores), _gains(request, gains), _accuracies(request, scores)]
     if options["longer"]:
         tables.append(_longer(request, options["longer"], scores))
     return Outcome(tuple(tables), _draw(request, gains))
@@ -73,7 +73,7 @@ def _gather(records: Records, scores: Scores, method: str | None = None) -> None
         scores[place][method or key.method] = dict(own[MEAN])
 
 
-def _dials(request: Request, scores: Scores) -> Table:
+def dials_table(request: Request, scores: Scores) -> Table:
     """What FedBN gains by each dial: the mean over its strengths, seed by seed."""
     dials = dict.fromkeys(dial for dial, _ in scores)
     rows = []
