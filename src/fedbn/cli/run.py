@@ -1,4 +1,4 @@
-"""`fedbn run`, and `fedbn schema`: what a run can be told.
+"""`fedbn run`; `fedbn schema` and `fedbn ls`: what a run can be told, and what there is to choose.
 
 This module imports nothing that takes long: a run whose request is on disk can be resumed, also
 where it is killed while torch is imported.
@@ -6,6 +6,7 @@ where it is killed while torch is imported.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json as codec
 import time
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedbn import registry
 from fedbn.cli import console
 from fedbn.experiments import configuration
 from fedbn.experiments.schema import Experiment
@@ -104,3 +106,51 @@ def _new_folder(name: str) -> Path:
 def schema() -> None:
     """Print the JSON schema of the configuration, for editors and for reading."""
     console.emit(codec.dumps(Experiment.model_json_schema(), indent=2))
+
+
+@app.command(epilog="Example: fedbn ls   ·   fedbn ls --json")
+def ls(json: console.Json = False) -> None:
+    """List methods, parts of methods, models, data sets and experiments."""
+    found = {
+        "methods": _methods(),
+        "parts, as in fedbn+prox(0.1)": _parts(),
+        "models": registry.described("fedbn.models"),
+        "data sets": registry.described("fedbn.datasets"),
+        "experiments": configuration.experiments(),
+    }
+    if json:
+        console.emit(codec.dumps(found, indent=2))
+        return
+    for kind, names in found.items():
+        console.print_table((kind, ""), names.items())
+        console.emit()
+    console.print_text(
+        "Methods add up: fedbn+scaffold. Your own method, model or data set: module:callable"
+    )
+
+
+def _methods() -> dict[str, str]:
+    """What each method is, what it shares and what is remembered for it."""
+    about = registry.said("fedbn.methods", "ABOUT")
+    return {
+        name: text
+        if name not in about
+        else f"{text} Shared: {about[name][0]}. Remembered: {about[name][1]}."
+        for name, text in registry.described("fedbn.methods").items()
+    }
+
+
+def _parts() -> dict[str, str]:
+    """What may be added to a method: the table `PARTS`, whose functions are imported there."""
+    homes: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for node in registry.source("fedbn.methods").body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            homes |= {alias.name: node.module for alias in node.names}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                assert isinstance(key, ast.Constant)
+                above, _, function = ast.unparse(value).rpartition(".")
+                home = f"{homes[above]}.{above}" if above else homes[function]
+                found[str(key.value)] = registry.first_lines(home)[function]
+    return found
