@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from os import _exit
 from types import FrameType
-from typing import Protocol
 
 from fedbn.cli.console import say
 from fedbn.errors import Interrupted
@@ -23,16 +22,6 @@ from fedbn.results.aggregate import LOSS_SEEN, of_round, scores_of_round
 _QUIET_SECONDS = 10.0
 _LEAST = 3  # measured rounds; fewer say nothing about the time left
 _SHOW_CURSOR = "\x1b[?25h"  # a bar hides it
-
-
-class Progress(Protocol):
-    """A listener that is opened and closed around a run."""
-
-    def __call__(self, event: Event) -> None:
-        """Hear an event."""
-
-    def close(self) -> None:
-        """Tidy the screen."""
 
 
 class Lines:

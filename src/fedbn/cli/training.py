@@ -19,12 +19,12 @@ from fedbn import registry
 from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
-from fedbn.cli.progress import Lines, Progress, Stopper
+from fedbn.cli.progress import Lines, Stopper
 from fedbn.core.metric import first_metric
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
-from fedbn.experiments.jobs import Event, to_all
-from fedbn.experiments.merging import Growth, check_checkpoints, grown, merge as merged, told
+from fedbn.experiments.jobs import Event, Listener, to_all
+from fedbn.experiments.merging import check_checkpoints, grown, merge as merged, told
 from fedbn.experiments.planner import Planner, resolved
 from fedbn.experiments.process_pool import own_process
 from fedbn.experiments.runner import prepare, start
@@ -73,10 +73,9 @@ def resume(
     folder = RunFolder(run)
     experiment = held_experiment(folder)
     check_checkpoints(folder)
-    growth = Growth(rounds, tuple(add_seed or ()), tuple(add_method or ()))
-    if growth:
-        experiment = grown(folder, growth)
-    flags: dict[str, Any] = {"workers": workers or 0, "log": log or [], "grows": bool(growth)}
+    if grows := bool(rounds or add_seed or add_method):
+        experiment = grown(folder, rounds, add_seed or (), add_method or ())
+    flags: dict[str, Any] = {"workers": workers or 0, "log": log or [], "grows": grows}
     if not launch(folder, experiment, showing=Showing(json, form, clients), **flags):
         say(f"{folder.path} was finished already; nothing to do")
 
@@ -98,20 +97,12 @@ def merge(
     show(RunFolder(out), Showing(json, form, clients))
 
 
-def launch(
-    folder: RunFolder,
-    experiment: Experiment,
-    *,
-    showing: Showing,
-    workers: int = 0,
-    log: Sequence[str] = (),
-    grows: bool = False,
-) -> bool:
-    """Run, or go on running, and show what came out; False where all was done before."""
+def launch(folder: RunFolder, experiment: Experiment, *, showing: Showing, **how: Any) -> bool:
+    """Run, or go on running (`train` says how), and show what came out; False: nothing was left."""
     with folder.locked():
         try:
             with Stopper() as stop:  # no longer than there are rounds to end with
-                ran = train(folder, experiment, stop, workers=workers, log=log, grows=grows)
+                ran = train(folder, experiment, stop, **how)
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
         show(folder, showing)
@@ -125,7 +116,7 @@ def train(
     experiment: Experiment,
     stop: Stopper,
     *,
-    workers: int,
+    workers: int = 0,
     log: Sequence[str] = (),
     grows: bool = False,
 ) -> bool:
@@ -145,14 +136,14 @@ def train(
         progress.close()
 
 
-def _say_what_a_kill_costs(experiment: Experiment, progress: Progress, event: Event) -> None:
+def _say_what_a_kill_costs(experiment: Experiment, progress: Listener, event: Event) -> None:
     auto = experiment.checkpoint.every == "auto" and experiment.training.device == "cpu"
     if auto and event.kind == "begin" and event.ahead:
         text = "kill -9 can cost ten seconds of work, or twenty times what a checkpoint takes to "
         progress(Event("note", event.job, text=f"{text}write; never a result", whole=True))
 
 
-def make_progress() -> Progress:
+def make_progress() -> Lines | LiveView:
     """Choose by whether a person is looking, at a terminal that can redraw."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return Lines()

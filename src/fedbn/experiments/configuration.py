@@ -242,9 +242,8 @@ def held_by(folder: RunFolder) -> registry.Held:
 def held_experiment(folder: RunFolder) -> Experiment:
     """Read and check the configuration that a run folder holds.
 
-    Raises:
-        DamagedRun: `config.toml` was checked when it was written: what is wrong now is damage.
-        ConfigError: `request.toml`, which was never checked, asks for what is not legal.
+    `config.toml` was checked when it was written: what is wrong now is damage, unlike in
+    `request.toml`.
     """
     held, raw = held_by(folder), folder.read_request()
     if isinstance(raw.get("format"), int) and raw["format"] > _FORMAT:

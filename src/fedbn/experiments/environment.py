@@ -123,16 +123,10 @@ def same_run(
     come_and_go: bool = False,
     grows: bool = False,
 ) -> list[str]:
-    """Write down what a run begins with, or refuse one that is not the same any more.
+    """Write down what a run begins with, or refuse one that is not the same; say what else changed.
 
-    Args:
-        folder: The run's.
-        environment: What it would go on with.
-        come_and_go: Whether clients may; the data of those that are here must be what it was.
-        grows: Whether seeds, methods and rounds are added, which is written down then.
-
-    Returns:
-        What else changed.
+    Where clients `come_and_go`, the data of those that are here must be what it was; where a run
+    `grows` by seeds, methods and rounds, these are written down.
     """
     if not folder.config.exists():
         folder.commit(environment["config"], environment)

@@ -43,31 +43,19 @@ UNSCORED = ("training_loss", "refused")
 Rows = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Growth:
-    """What is added to a run."""
-
-    rounds: int | None = None
-    seeds: tuple[int, ...] = ()
-    methods: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.rounds or self.seeds or self.methods)
-
-
-def grown(folder: RunFolder, growth: Growth) -> Experiment:
+def grown(
+    folder: RunFolder, rounds: int | None, seeds: Sequence[int], methods: Sequence[str]
+) -> Experiment:
     """The configuration of a run with what can be added to it; nothing is written."""
     raw, before = folder.read_request(), held_experiment(folder)
-    for name, there, added in (
-        ("seed", before.seeds, growth.seeds),
-        ("method", before.methods, growth.methods),
-    ):
+    lists = (("seed", before.seeds, seeds), ("method", before.methods, methods))
+    for name, there, added in lists:
         if known := [one for one in added if one in there]:
             raise ConfigError(f"--add-{name} {known[0]}: the run has it already")
         raw = placed(raw, f"{name}s", [*there, *added])
-    if growth.rounds is not None:
-        _check_rounds(folder, before, growth.rounds)
-        raw = placed(raw, "training.rounds", growth.rounds)
+    if rounds is not None:
+        _check_rounds(folder, before, rounds)
+        raw = placed(raw, "training.rounds", rounds)
     return checked(raw, str(folder.config), held_by(folder))
 
 
@@ -165,13 +153,7 @@ class Merged:
 
 
 def put_together(folders: Sequence[RunFolder]) -> Merged:
-    """Read runs that were asked for the same, as one.
-
-    Raises:
-        ConfigError: Their configurations differ in more than methods, seeds and swept values, or
-            two have a job with different numbers.
-        DataError: They were trained on other data.
-    """
+    """Read runs as one: they may differ in methods, seeds and swept values, and in nothing else."""
     first, *others = parts = [Part.read(folder) for folder in folders]
     remarks = [text for other in others for text in _same(first, other)]
     raw = first.folder.read_request()

@@ -192,12 +192,7 @@ def run_side_by_side(
     processes: Sequence[int],
     stop: Callable[[], bool],
 ) -> None:
-    """Run jobs on worker processes of so many cores each; the first failure ends them all.
-
-    Raises:
-        FedbnError: What a job failed with, or that a worker process died.
-        Interrupted: The stop was asked for; every worker has saved its round.
-    """
+    """Run jobs on worker processes of so many cores each; the first failure ends them all."""
     inbox: SimpleQueue[tuple[Worker, Event | None]] = SimpleQueue()
     workers = [Worker(folder, cores, inbox) for cores in processes]
     waiting, stopping, stopped = list(jobs), False, ""
@@ -222,7 +217,9 @@ def run_side_by_side(
                 )
             if event.kind == "failed":
                 if event.exit_code != Interrupted.exit_code:
-                    raise _error(event)
+                    kinds = {kind.exit_code: kind for kind in _below(FedbnError)}
+                    text = f"{' '.join(map(str, event.job))}: {event.text}"
+                    raise kinds.get(event.exit_code, FedbnError)(text)
                 stopped, worker.job = event.text, None
             else:
                 listener(event)
@@ -235,12 +232,6 @@ def run_side_by_side(
             worker.end()
     if stopped or waiting:
         raise Interrupted(stopped or "stopped between two jobs")
-
-
-def _error(event: Event) -> FedbnError:
-    kinds = {kind.exit_code: kind for kind in _below(FedbnError)}
-    name = " ".join(str(part) for part in event.job)
-    return kinds.get(event.exit_code, FedbnError)(f"{name}: {event.text}")
 
 
 def _below(kind: type[FedbnError]) -> list[type[FedbnError]]:

@@ -336,14 +336,10 @@ def run_plan(
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> RunState:
-    """Run a plan to its last round in this process, as fast as it may be.
+    """Run a plan, or go on from the state `start`, to its last round in this process.
 
-    Args:
-        plan: What to run.
-        *listeners: Who is told.
-        start: The state to go on from; None for the beginning.
-        workers: Cores to use; 0 for all. Changes no result.
-        stop: Asked after each round; True ends the run with `Interrupted`.
+    `workers` are the cores to use, 0 for all; where `stop` says so after a round, it is
+    `Interrupted`.
     """
     key = (plan.method.name, plan.setting, plan.seed)
     with closing(EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))) as engine:
@@ -391,16 +387,10 @@ def start(
 ) -> bool:
     """Begin or continue a run in this process and its worker processes; False: nothing was left.
 
-    Args:
-        experiment: The configuration.
-        todo: Its jobs, checked by `prepare`.
-        planner: Makes their plans.
-        folder: Holds the request already (`RunFolder.begin`), or an earlier part of the run.
-        listener: Hears how it goes.
-        workers: Cores to use; 0 for what the configuration says.
-        stop: Asked after each round.
-        apart: Whether jobs may run in processes of their own, which know no objects of this one.
-        grows: Whether seeds, methods or rounds are added to what the folder holds.
+    The jobs were checked by `prepare`; the folder holds the request (`RunFolder.begin`) or an
+    earlier part of the run, to which seeds, methods or rounds are added where it `grows`. `workers`
+    are cores, 0 for what the configuration says. Processes of their own (`apart`) know no objects
+    of this one.
     """
     config = resolved(experiment, planner.federation(todo[0].setting.experiment.data))
     if planner.settled:

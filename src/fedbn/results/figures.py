@@ -70,14 +70,9 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def across(count: int) -> int:
-    """How many panels stand side by side."""
-    return 2 if count in (2, 4) else min(3, count)
-
-
 def panels(count: int, xlabel: str, ylabel: str, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     """Make a sheet of panels: one fills a column, several a page; the outer ones have labels."""
-    columns = across(count)
+    columns = 2 if count in (2, 4) else min(3, count)
     lines = math.ceil(count / columns)
     width = COLUMN if count == 1 else PAGE
     figure = Figure(figsize=(width, 1.75 * lines + 0.75))
