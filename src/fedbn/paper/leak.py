@@ -82,8 +82,7 @@ def leak(request: Request) -> Outcome:
 def _step(plan: Plan, client: Client, state: RunState, whole: bool) -> Update:
     """A client's update: of a usual round, or of one step on all of its samples."""
     if whole:
-        training = replace(plan.training, local_steps=1, batch_size=None)
-        plan = replace(plan, training=training)
+        plan = replace(plan, training=replace(plan.training, local_steps=1, batch_size=None))
     update = train_client(plan, Replica(plan.initial_model, plan.method), client, state)
     assert isinstance(update, Update)
     return update
@@ -190,15 +189,7 @@ def _inverted(plan: Plan, size: int, iterations: int) -> tuple[tuple[Tensor, Ten
 def invert(
     plan: Plan, before: State, after: State, batch: tuple[Tensor, Tensor], iterations: int
 ) -> Tensor:
-    """Seek the pictures behind one step, from what was sent before and after it.
-
-    Args:
-        plan: What is run.
-        before: What the server sent.
-        after: What the client sent back.
-        batch: Where the search starts, and the labels.
-        iterations: Steps of Adam.
-    """
+    """Seek the pictures behind one step; `batch` is where to start, and the labels."""
     model = _joined(plan, before).train()
     known = [name for name, _ in model.named_parameters() if name in after]
     wanted = torch.cat([(before[name] - after[name]).flatten() for name in known])
