@@ -131,6 +131,29 @@ def test_evaluate_prints_a_matrix_and_writes_all_metrics(finished: Path, new: Pa
     assert json.loads(only.out)["domains"] == ["new"]
 
 
+def test_of_many_clients_evaluate_tells_how_they_spread(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    for place in range(13):
+        np.savez(tmp_path / "data" / f"site-{place:02}.npz", **arrays(place))
+    run = tmp_path / "run"
+    asked = ["--data", tmp_path / "data", "--model", "mlp", "--rounds", 1, "--method", "fedbn"]
+    assert call("run", *asked, "--seed", 0, "--out", run).code == 0
+    short = call("evaluate", run, "--resamples", 2)
+    lines = short.out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:5]] == [
+        "mean",
+        "median",
+        "worst decile",
+        "best",
+    ]
+    scores = json.loads(call("evaluate", run, "--resamples", 2, "--json").out)["values"]["accuracy"]
+    assert {client: [*row] for client, row in scores.items()} == {c: [c] for c in scores}
+    mean = 100 * np.mean([row[client][0] for client, row in scores.items()])
+    assert lines[1].split()[-1] == f"{mean:.1f}"
+    every = call("evaluate", run, "--resamples", 2, "--clients", "all", "--json")
+    assert all(len(row) == 13 for row in json.loads(every.out)["values"]["accuracy"].values())
+
+
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
     """Unlabelled samples."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as codec
 import math
+import statistics
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -13,14 +14,17 @@ import typer
 
 from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
+from fedbn.cli.training import print_summary
 from fedbn.core.federation import Split, Targets
 from fedbn.core.metric import Metric
 from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.results.aggregate import MEAN, Cell, Row, Summary
+from fedbn.results.result_table import MOST, condensed
 from fedbn.runs.folder import write_atomically
 from fedbn.tasks.making import evaluated
 from fedbn.text import counted, shown
-from fedbn.trained.evaluation import Matrix, evaluate_all
+from fedbn.trained.evaluation import Matrix, domain_tests, evaluate_all
 from fedbn.trained.export import export as exported
 from fedbn.trained.opening import open_run
 from fedbn.trained.trained_run import Predictions, Trained, predict as predicted, samples_of
@@ -119,6 +123,7 @@ def evaluate(
     resamples: Annotated[
         int, typer.Option(min=1, max=100_000, help="Bootstrap resamples behind an interval.")
     ] = 1000,
+    clients: console.Clients = console.Which.SOME,
     json: console.Json = False,
     method: console.Method = None,
     seed: console.Seed = None,
@@ -129,6 +134,8 @@ def evaluate(
 
     The run's metrics, and for classes balanced accuracy, macro F1, AUROC and
     calibration error, each with a 95 % interval. Adapted sites are rows too.
+    Of more than a dozen clients, how they spread: each on its own test data where
+    domains are as many, unless --clients all asks for every pair.
     """
     check_out(out)
     if out is not None and out.suffix.lower() not in (".json", ".csv"):
@@ -137,8 +144,10 @@ def evaluate(
     known = {one.name: one for one in evaluated(trained.plan.task)}
     if metric is not None and metric not in known:
         raise ConfigError(f"--metric: {unknown('metric', metric, known)}")
-    tests = None if data is None else _tests(trained, data)
-    found = evaluate_all(trained, tests, resamples=resamples)
+    tests = domain_tests(trained) if data is None else _tests(trained, data)
+    many = len(trained.clients) > MOST and clients is console.Which.SOME
+    own = many and len(tests) > MOST
+    found = evaluate_all(trained, tests, own=own, resamples=resamples)
     if out is not None:
         content = found.to_json() if out.suffix.lower() == ".json" else found.to_csv()
         write_atomically(out, content, ConfigError)
@@ -146,7 +155,9 @@ def evaluate(
     if json:
         emit(found.to_json().decode(), end="")
     else:
-        _print_matrix(found, known[metric] if metric else trained.metric)
+        (_print_spread if many else _print_matrix)(
+            found, known[metric] if metric else trained.metric
+        )
 
 
 def _tests(trained: Trained, data: Path) -> dict[str, Split]:
@@ -169,6 +180,21 @@ def _print_matrix(found: Matrix, metric: Metric) -> None:
     print_table([f"{metric.title}: model of", *found.domains], rows, BUT_FIRST)
     sizes = ", ".join(f"{domain} {found.samples[domain]}" for domain in found.domains)
     say(f"95 % intervals in brackets; test samples: {sizes}")
+
+
+def _print_spread(found: Matrix, metric: Metric) -> None:
+    """Print of many models how their scores spread: on each domain, or on their own test data."""
+    columns: dict[str, dict[str, Cell]] = {}
+    for client, row in found.values[metric.name].items():
+        for domain, (value, *_) in row.items():
+            name = "own test data" if len(found.domains) > MOST else domain
+            if not math.isnan(value):
+                columns.setdefault(name, {})[client] = Cell.of([metric.scale * value], metric.form)
+    for cells in columns.values():
+        mean = statistics.fmean(cell.mean for cell in cells.values())
+        cells[MEAN] = Cell.of([mean], metric.form)
+    rows = tuple(Row(name, "default", cells) for name, cells in columns.items())
+    print_summary(condensed(Summary((*found.clients, MEAN), rows, (0,), metric=metric)))
 
 
 def _cell(value: tuple[float, float, float], metric: Metric) -> str:

@@ -184,15 +184,22 @@ def _print(summary: Summary, showing: Showing) -> None:
     """Print the table, the best number of each client in bold; of many clients, how they spread."""
     everyone, text = showing.clients == "all", showing.form == "text"
     summary = summary if everyone else condensed(summary)
-    if not text:
-        emit(written(readable(summary, sys.maxsize, named=True), showing.form), end="")
-    else:
-        grid = fitted(readable(summary, console.width()), console.width())
-        styled = [[Text(c.text, "bold" if c.best else "") for c in cells] for cells in grid.cells]
-        rows = [[name, *cells] for name, cells in zip(grid.rows, styled, strict=True)]
-        print_table([grid.title, *grid.columns], rows, BUT_FIRST)
+    if text:
+        print_summary(summary)
+        return
+    emit(written(readable(summary, sys.maxsize, named=True), showing.form), end="")
     for remark in summary.remarks:
-        (print_text if text else say)(remark)
+        say(remark)
+
+
+def print_summary(summary: Summary) -> None:
+    """Print a table that fits the terminal, and what is to be said of it."""
+    grid = fitted(readable(summary, console.width()), console.width())
+    styled = [[Text(c.text, "bold" if c.best else "") for c in cells] for cells in grid.cells]
+    rows = [[name, *cells] for name, cells in zip(grid.rows, styled, strict=True)]
+    print_table([grid.title, *grid.columns], rows, BUT_FIRST)
+    for remark in summary.remarks:
+        print_text(remark)
 
 
 def _print_json(summary: Summary, folder: str) -> None:

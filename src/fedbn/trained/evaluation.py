@@ -138,29 +138,37 @@ def evaluate_all(
     trained: Trained,
     tests: Mapping[str, AnySplit] | None = None,
     *,
+    own: bool = False,
     resamples: int = 1000,
     seed: int = 0,
     progress: Callable[[str], None] = lambda client: None,
 ) -> Matrix:
     """Score every client's model, adapted sites' too, on every domain's test data.
 
-    That is the run's own unless given; `progress` hears each client before its model is scored.
+    That is the run's own unless given; `own`: each training client on what it is tested on alone.
+    `progress` hears each client before its model is scored.
     """
     domains = domain_tests(trained) if tests is None else tests
+    tested = {client.name: client.tests for client in trained.federation.clients} if own else {}
+    clients = tuple(tested) if own else trained.clients
     classes = trained.plan.federation.classes
     metrics = evaluated(trained.plan.task)
     values: dict[str, Any] = {metric.name: {} for metric in metrics}
     confusion: dict[str, dict[str, NDArray[np.int64]]] = {}
-    for client in trained.clients:
+    for client in clients:
         progress(client)
-        made = {d: outcomes_of(trained, client, split) for d, split in domains.items()}
+        made = {
+            domain: outcomes_of(trained, client, split)
+            for domain, split in domains.items()
+            if not own or domain in tested[client]
+        }
         found = {domain: scores(one, resamples, seed) for domain, one in made.items()}
         for name in values:
             values[name][client] = {domain: one[name] for domain, one in found.items()}
         if trained.plan.task.targets is Targets.CLASS:
             confusion[client] = {domain: one.confusion for domain, one in made.items()}
     samples = {domain: len(split) for domain, split in domains.items()}
-    return Matrix(trained.clients, tuple(domains), classes, samples, values, confusion, metrics)
+    return Matrix(clients, tuple(domains), classes, samples, values, confusion, metrics)
 
 
 def domain_tests(trained: Trained) -> dict[str, AnySplit]:
