@@ -123,7 +123,7 @@ def evaluate(
     resamples: Annotated[
         int, typer.Option(min=1, max=100_000, help="Bootstrap resamples behind an interval.")
     ] = 1000,
-    clients: console.Clients = console.Which.SOME,
+    clients: console.Clients = "some",
     json: console.Json = False,
     method: console.Method = None,
     seed: console.Seed = None,
@@ -145,7 +145,7 @@ def evaluate(
     if metric is not None and metric not in known:
         raise ConfigError(f"--metric: {unknown('metric', metric, known)}")
     tests = domain_tests(trained) if data is None else _tests(trained, data)
-    many = len(trained.clients) > MOST and clients is console.Which.SOME
+    many = len(trained.clients) > MOST and clients == "some"
     own = many and len(tests) > MOST
     found = evaluate_all(trained, tests, own=own, resamples=resamples)
     if out is not None:
