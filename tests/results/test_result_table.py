@@ -8,7 +8,7 @@ import io
 import pytest
 
 from fedbn.core.metric import Metric
-from fedbn.results.aggregate import MEAN, Cell, Row, Summary
+from fedbn.results.aggregate import MEAN, Cell, Key, Row, Summary
 from fedbn.results.result_table import condensed, fitted, grid_of, latex, readable, written
 
 NAMES = [f"client-{i:03d}" for i in range(100)]
@@ -20,7 +20,9 @@ def summary(
     rows = []
     for method, values in scores.items():
         cells = {name: Cell.of([v]) for name, v in zip(names, values, strict=True)}
-        rows.append(Row(method, "default", {**cells, MEAN: Cell.of([sum(values) / len(values)])}))
+        rows.append(
+            Row(Key(method, "default"), {**cells, MEAN: Cell.of([sum(values) / len(values)])})
+        )
     better = metric or Metric("accuracy", higher=True, unit="%")
     return Summary((*names, MEAN), tuple(rows), (0,), (), better)
 

@@ -16,7 +16,6 @@ from fedbn.cli.federation import home_of
 from fedbn.cli.federation_keys import Fed
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import show
-from fedbn.core.engine import RoundCost
 from fedbn.errors import ConfigError, FedbnError, Interrupted
 from fedbn.experiments import configuration
 from fedbn.experiments.jobs import Event
@@ -207,18 +206,13 @@ def tell(event: Event) -> None:
     elif event.kind == "earlier" and event.round and not event.over:
         say(f"{job}: going on after round {event.round} of {event.rounds}")
     elif event.kind == "round":
-        if event.gave and event.gave.cost:
-            _tell_cost(event.gave.cost)
+        if event.gave and (cost := event.gave.cost):
+            sources = ", ".join(f"{site} {source}" for site, source in cost.sources.items())
+            say(
+                f"  {cost.seconds:.2f} s, {cost.beyond_training:.2f} s of it beyond training; "
+                f"{cost.bytes_down:,} bytes down, {cost.bytes_up:,} up; BatchNorm: {sources}"
+            )
         say(f"{job}: round {event.round}/{event.rounds}  {_numbers(event)}")
-
-
-def _tell_cost(cost: RoundCost) -> None:
-    """Say what a round took."""
-    sources = ", ".join(f"{site} {source}" for site, source in cost.sources.items())
-    say(
-        f"  {cost.seconds:.2f} s, {cost.beyond_training:.2f} s of it beyond training; "
-        f"{cost.bytes_down:,} bytes down, {cost.bytes_up:,} up; BatchNorm: {sources}"
-    )
 
 
 def _numbers(event: Event) -> str:

@@ -19,7 +19,7 @@ from fedbn.core.federation import Split, Targets
 from fedbn.core.metric import Metric
 from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, DataError, unknown
-from fedbn.results.aggregate import MEAN, Cell, Row, Summary
+from fedbn.results.aggregate import MEAN, Cell, Key, Row, Summary
 from fedbn.results.result_table import MOST, condensed
 from fedbn.runs.folder import write_atomically
 from fedbn.tasks.making import evaluated
@@ -193,7 +193,7 @@ def _print_spread(found: Matrix, metric: Metric) -> None:
     for cells in columns.values():
         mean = statistics.fmean(cell.mean for cell in cells.values())
         cells[MEAN] = Cell.of([mean], metric.form)
-    rows = tuple(Row(name, "default", cells) for name, cells in columns.items())
+    rows = tuple(Row(Key(name, "default"), cells) for name, cells in columns.items())
     print_summary(condensed(Summary((*found.clients, MEAN), rows, (0,), metric=metric)))
 
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +23,8 @@ from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unfore
 from fedbn.experiments.configuration import SCALES, checked
 from fedbn.experiments.merging import Merged
 from fedbn.paper import output
-from fedbn.paper.configurations import Asked, asked, is_there, shown_runs
-from fedbn.paper.items import ALL, Entry, Outcome, Request, Scale, entries, find
+from fedbn.paper.configurations import asked, is_there, shown_runs
+from fedbn.paper.items import ALL, Entry, Outcome, Request, entries, find
 from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
 from fedbn.paper.theory.network import random_clients
@@ -159,30 +159,23 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
                 "not there: `fedbn data ls` says how to get it, FEDBN_DATA names its folder"
             )
     say(f"{entry.name}: {entry.title} -> {folder}")
-    request = _request(entry, wanted, flags, folder)
-    if found is not None:
-        rows = found.records
-        request = replace(request, train=lambda raw, place: rows, source=flags.runs[0])
-    outcome = produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]]))
-    _print(outcome, folder)
-
-
-def _request(entry: Entry, wanted: Asked, flags: Flags, folder: Path) -> Request:
-    scale: Scale = "quick" if flags.scale == "quick" else "paper"
     begin = "" if flags.runs or flags.scale == "paper" else "Quick scale: "
-    return Request(
+    request = Request(
         name=entry.name,
-        scale=scale,
+        scale="quick" if flags.scale == "quick" else "paper",
         folder=folder,
         experiment=wanted.raw,
-        train=lambda raw, place: _records(raw, folder / place, flags),
+        train=lambda raw, at: found.records if found else _records(raw, folder / at, flags),
         tell=say,
         workers=flags.workers,
         label=begin + "; ".join(wanted.changes),
         changes=wanted.changes,
         comparable=wanted.comparable,
         cut=wanted.cut,
+        source=flags.runs[0] if flags.runs else None,
     )
+    outcome = produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]]))
+    _print(outcome, folder)
 
 
 def _records(raw: Mapping[str, Any], place: Path, flags: Flags) -> Records:

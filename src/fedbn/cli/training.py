@@ -207,8 +207,7 @@ def _print_json(summary: Summary, folder: str) -> None:
     metric = summary.metric.name
     rows: list[dict[str, Any]] = [
         {
-            "method": row.method,
-            "setting": row.setting,
+            **row.key._asdict(),
             metric: {c: {"mean": cell.mean, "std": cell.std} for c, cell in row.cells.items()},
         }
         for row in summary.rows

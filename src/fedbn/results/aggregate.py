@@ -288,14 +288,8 @@ def _grouped(
 class Row:
     """One line of the table: a method, or a method in one setting."""
 
-    method: str
-    setting: str
+    key: Key
     cells: dict[str, Cell]
-
-    @property
-    def key(self) -> Key:
-        """The method and the setting."""
-        return Key(self.method, self.setting)
 
     @property
     def label(self) -> str:
@@ -333,7 +327,7 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
         kept, remarks = _choose(table, kept, report)
     form = table.metric.form
     rows = tuple(
-        Row(*key, {name: Cell.of(seeds.values(), form) for name, seeds in scores[key].items()})
+        Row(key, {name: Cell.of(seeds.values(), form) for name, seeds in scores[key].items()})
         for key in kept
     )
     return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks), table.metric)
@@ -449,6 +443,6 @@ def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel |
 
 
 def _nearest(summary: Summary, name: str) -> Row | None:
-    exact = [row for row in summary.rows if row.method == name]
-    near = [row for row in summary.rows if row.method.startswith(f"{name}+")]
+    exact = [row for row in summary.rows if row.key.method == name]
+    near = [row for row in summary.rows if row.key.method.startswith(f"{name}+")]
     return next(iter([*exact, *near]), None)

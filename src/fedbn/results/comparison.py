@@ -106,10 +106,10 @@ class Side:
         kept = summarize(self.table, report, choose_setting=choose).rows
         known, found = self.table.scores(report), dict[Key, Repeated]()
         for row in kept:
-            parts = row.setting.split(",")
+            parts = row.key.setting.split(",")
             splits = [part for part in parts if part.partition("=")[0] in _SPLITS]
             setting = ",".join(part for part in parts if part not in splits) or "default"
-            own = found.setdefault(Key(row.method, setting), {})
+            own = found.setdefault(Key(row.key.method, setting), {})
             for column, seeds in known[row.key].items():
                 values = own.setdefault(column, {})
                 values |= {Repetition(",".join(splits), seed): v for seed, v in seeds.items()}
