@@ -85,7 +85,7 @@ def test_twenty_sites_join_at_once_and_train_two_experiments(tmp_path: Path) -> 
                 machines, "server", ["run", str(fed), str(file), "--wait", "900"], tmp_path
             )
             assert run.wait(1800) == 0, run.said()
-            rounds = list((fed / "runs" / method).rglob("rounds.jsonl"))[0].read_text()
+            rounds = next((fed / "runs" / method).rglob("rounds.jsonl")).read_text()
             for line in rounds.splitlines():
                 assert sorted(json.loads(line)["sources"]) == sorted(SITES)
         assert all(one.poll() is None for one in joined)

@@ -28,12 +28,7 @@ _PIECE = 65_536
 
 
 class AuditLog:
-    """An owner's log.
-
-    Args:
-        file: Its lines; only ever appended to.
-        key: The owner's, which signs; without one nothing is written.
-    """
+    """An owner's log: appended to only, signed by its key; without one nothing is written."""
 
     def __init__(self, file: Path | None = None, key: Key | None = None):
         self._file, self._key = file, key
@@ -71,12 +66,7 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def verify(file: Path, public: list[bytes]) -> list[str]:
-    """Say what is wrong with a log, by line; nothing where it is whole.
-
-    Args:
-        file: The log.
-        public: The owner's public keys; a rotated one signed earlier lines.
-    """
+    """Say what is wrong with a log, by line; any of its owner's keys may have signed."""
     owners: list[Any] = [serialization.load_pem_public_key(key) for key in public]
     wrong, before = [], ""
     for number, line in enumerate(_lines(file), 1):

@@ -262,20 +262,13 @@ def _name(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A site's bundle.
+    """A site's bundle."""
 
-    Attributes:
-        federation: The federation's identity.
-        site: The site's name.
-        address: Where the server is, host:port.
-        ca: The authority's certificate.
-        key: The site's private key, as OpenSSH writes it; empty where the site made its own.
-    """
-
-    federation: str
-    site: str
-    address: str
-    ca: bytes
+    federation: str  # the federation's identity
+    site: str  # the site's name
+    address: str  # where the server is, host:port
+    ca: bytes  # the authority's certificate
+    # the site's private key, as OpenSSH writes it; empty where the site made its own
     key: bytes = b""
 
     def to_bytes(self) -> bytes:

@@ -140,20 +140,14 @@ class FederationFolder:
         write_private(self.key, credentials.private_bytes(key))
         write_atomically(self.certificate, credentials.certificate_bytes(certificate))
 
-    def add_site(self, site: str) -> bytes:
-        """Make a site's key and bundle; returns its public key."""
+    def add_site(self, site: str) -> None:
+        """Make a site's key and bundle."""
         check_sites([*self.read().sites, site])
         key = credentials.make_key()
-        return self._take_in(
-            site, credentials.public_bytes(key), credentials.ssh_private_bytes(key)
-        )
+        self._take_in(site, credentials.public_bytes(key), credentials.ssh_private_bytes(key))
 
-    def admit(self, request: Request) -> bytes | None:
-        """Take in a site that made its own key; returns the key that this one replaces.
-
-        Raises:
-            ConfigError: The site has another key, which did not sign the request.
-        """
+    def admit(self, request: Request) -> None:
+        """Take in a site that made its own key; the one that it replaces must have signed."""
         file = self._public(request.site)
         old = file.read_bytes() if file.is_file() else None
         if old and old != request.key and not request.replaces(old):
@@ -164,7 +158,6 @@ class FederationFolder:
         if self._public(request.site, "revoked").is_file():
             raise ConfigError(f"site {request.site} was revoked; admit it under another name")
         self._take_in(request.site, request.key, b"")
-        return old if old != request.key else None
 
     def revoke(self, site: str) -> bytes:
         """Put a site out for good; returns its public key."""
@@ -188,14 +181,13 @@ class FederationFolder:
     def _public(self, site: str, kind: str = "pub") -> Path:
         return self.path / "sites" / f"{site}.{kind}"
 
-    def _take_in(self, site: str, public: bytes, private: bytes) -> bytes:
+    def _take_in(self, site: str, public: bytes, private: bytes) -> None:
         info = self.read()
         host = f"[{info.host}]" if ":" in info.host else info.host
         bundle = Bundle(info.id, site, f"{host}:{info.port}", self.ca.read_bytes(), private)
         write_private(self.bundle(site), bundle.to_bytes())
         write_atomically(self._public(site), public)
         self._write(replace(info, sites=tuple(dict.fromkeys((*info.sites, site)))))
-        return public
 
     def _write(self, info: FederationInfo) -> None:
         values = {**asdict(info), "sites": list(info.sites)}

@@ -195,12 +195,8 @@ def work(
 ) -> None:
     """Answer messages for as long as the node lives.
 
-    Args:
-        answer: Answers a message; the second argument is Flower's memory of the site.
-        address: The node's own interface, on the loopback.
-        secret: Lets this process, and no other, take the node's messages.
-        alive: Whether the node still runs.
-        answered: Told of each message that was answered.
+    `answer` is given a message and Flower's memory of the site; `secret` lets this process, and no
+    other, take the node's messages; `answered` is told of each that was answered.
     """
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     with runtime_client(address, None, secret) as client:

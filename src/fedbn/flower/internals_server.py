@@ -102,27 +102,14 @@ class Control:
             known = self._client.ListNodes(ListNodesRequest()).nodes_info
         return [node for node in known if node.status != NodeStatus.UNREGISTERED]
 
-    def register(self, public_key: bytes, site: str) -> None:
-        """Let a site's key in; one that is in already is left as it is."""
-        if any(node.public_key == public_key for node in self.nodes()):
-            return
-        with _explained(self.address):
-            self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=site))
-
     def admit_only(self, keys: Mapping[bytes, str]) -> None:
-        """Let these sites' keys in and no others: what was revoked while the server was down."""
-        for node in self.nodes():
-            if node.public_key not in keys:
-                self.unregister(node.public_key)
-        for key, site in keys.items():
-            self.register(key, site)
-
-    def unregister(self, public_key: bytes) -> None:
-        """Let a key in no more."""
-        for node in self.nodes():
-            if node.public_key == public_key:
-                with _explained(self.address):
-                    self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        """Let these sites' keys in and no others; those that are in stay as they are."""
+        known = {node.public_key: node.node_id for node in self.nodes()}
+        with _explained(self.address):
+            for key in known.keys() - keys.keys():
+                self._client.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
+            for key in keys.keys() - known.keys():
+                self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=keys[key]))
 
     def start_run(self) -> int:
         """Start a run; returns its number."""

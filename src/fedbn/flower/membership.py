@@ -21,18 +21,14 @@ _HELLO_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Expected:
-    """Which sites a run is for.
+    """Which sites a run is for."""
 
-    Attributes:
-        names: The sites, in the order in which everything is summed; empty where any may come.
-        keys: The site of each public key; empty where sites are believed (no authentication).
-        least: How many must be here to begin.
-        agree: Says why a site's number of samples is not what was agreed; None where it is.
-    """
-
+    # the sites, in the order in which everything is summed; empty where any may come
     names: tuple[str, ...] = ()
+    # the site of each public key; empty where sites are believed (no authentication)
     keys: Mapping[bytes, str] = field(default_factory=dict)
-    least: int = 1
+    least: int = 1  # how many must be here to begin
+    # says why a site's number of samples is not what was agreed; None where it is
     agree: Callable[[str, int], str | None] = lambda site, examples: None
 
     def site(self, node: Node) -> str | None:
@@ -76,18 +72,14 @@ def _unlike(there: Sequence[str], here: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """What the server remembers of sites beside the shared part.
+    """What the server remembers of sites beside the shared part."""
 
-    Attributes:
-        members: All sites that ever took part in the job.
-        since: The last round of each that was accepted.
-        joined: Rounds that were done when a site came; only sites that came later are in it.
-        best: The best round that was scored: by how many sites, their mean gain, and its number.
-    """
-
-    members: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # all sites that ever took part in the job
+    # the last round of each that was accepted
     since: Mapping[str, int] = field(default_factory=dict)
+    # rounds that were done when a site came; only sites that came later are in it
     joined: Mapping[str, int] = field(default_factory=dict)
+    # the best round that was scored: by how many sites, their mean gain, and its number
     best: tuple[int, float, int] = (0, 0.0, 0)
 
     @classmethod
@@ -118,19 +110,7 @@ class Known:
 class Attendance:
     """Looks who is connected, asks new nodes what they are, and waits where too few are here.
 
-    Args:
-        grid: Flower's grid.
-        order: What is asked of a node that is new.
-        sites: Which sites there are, asked again each time: some may be new.
-        limits: How long to wait.
-        note: Hears remarks.
-        log: The server's log.
-
-    Attributes:
-        hellos: What each site said that was ever accepted.
-        nodes: Where those are that are here.
-        faults: Why others were not accepted.
-        waiting: Why others cannot say yet whether they take part.
+    `order` is what is asked of a node that is new, `sites` which sites there are, asked each time.
     """
 
     def __init__(
@@ -146,10 +126,10 @@ class Attendance:
         self._grid, self._order, self._sites = grid, order, sites
         self._limits, self._note = limits, note
         self._gone: dict[str, float] = {}
-        self.hellos: dict[str, Hello] = {}
-        self.nodes: dict[str, int] = {}
-        self.faults: dict[str, str] = {}
-        self.waiting: dict[str, str] = {}
+        self.hellos: dict[str, Hello] = {}  # what each site said that was ever accepted
+        self.nodes: dict[str, int] = {}  # where those are that are here
+        self.faults: dict[str, str] = {}  # why others were not accepted
+        self.waiting: dict[str, str] = {}  # why others cannot say yet whether they take part
         self._ask_again: dict[str, float] = {}
 
     def ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
@@ -162,17 +142,13 @@ class Attendance:
         return tuple(self.hellos[name].member for name in ordered)
 
     def muster(self) -> None:
-        """Wait until the expected sites have said what they are, or the deadline has passed.
-
-        Raises:
-            TooFewClients: Naming who is missing, or refused and why.
-        """
+        """Wait until the expected sites have said what they are, or name who is missing and why."""
         begun, expected, limits = time.monotonic(), self._sites(), self._limits
         wanted = len(expected.names) or expected.least
         while len(self._connected()) < wanted and time.monotonic() - begun < limits.wait:
             time.sleep(limits.poll)
         while True:
-            self.greet()
+            self.greet(max(limits.wait - (time.monotonic() - begun), 1.0))
             late = time.monotonic() - begun > limits.wait
             if late or len(self.hellos) + len(self.faults) >= wanted:
                 break
@@ -185,7 +161,7 @@ class Attendance:
                 f"{self._missing(expected)}"
             )
 
-    def greet(self) -> None:
+    def greet(self, seconds: float = _HELLO_SECONDS) -> None:
         """Ask nodes that have not said yet what they are; take in those that fit."""
         known = {*self.nodes.values()}
         new = {
@@ -195,7 +171,7 @@ class Attendance:
             and site not in self.faults
             and self._ask_again.get(site, 0) <= time.monotonic()
         }
-        mail = self.question(new)
+        mail = self.question(new, seconds)
         for site in self._sites().ordered([*new]):  # the first sets what all must have in common
             came = mail.contents.get(site)
             about = {"site": site, "theirs": messages.their_log(came) if came else ""}
@@ -213,20 +189,18 @@ class Attendance:
                 self._note(f"{site} is refused: {error}")
                 self._log.write("refused", **about, reason=str(error)[:500])
 
-    def question(self, nodes: Mapping[str, int] | None = None) -> Mail:
+    def question(
+        self, nodes: Mapping[str, int] | None = None, seconds: float = _HELLO_SECONDS
+    ) -> Mail:
         """Ask these nodes, or all whose keys are known."""
         content = messages.put(self._order.model_copy(update={"log": self._log.newest}))
-        seconds = min(_HELLO_SECONDS, self._limits.wait)
+        seconds = min(seconds, self._limits.wait)
         asked = self._connected() if nodes is None else nodes
         letters = {site: Letter(node, "query", content) for site, node in asked.items()}
         return ask(self._grid, letters, f"hello {self._order.seed}", seconds, self._limits)
 
     def gather(self, least: int) -> None:
-        """Wait until enough members are connected; take in sites that are new.
-
-        Raises:
-            TooFewClients: Naming who is missing when the waiting time is over.
-        """
+        """Wait until enough members are connected, or name who is missing; take in new sites."""
         begun = time.monotonic()
         while True:
             self._look()

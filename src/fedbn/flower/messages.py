@@ -67,69 +67,41 @@ class _Logged(_Document):
 
 
 class Member(_Document):
-    """A site as all others know it: enough to weigh it and to count its steps, nothing of its data.
+    """A site as all others know it: enough to weigh it and count its steps, nothing of its data."""
 
-    Attributes:
-        name: The site.
-        domain: What its features come from.
-        examples: Training samples.
-    """
-
-    name: Name
-    domain: str = Field(max_length=100)
-    examples: int = Field(ge=2, le=10**9, strict=True)
+    name: Name  # the site
+    domain: str = Field(max_length=100)  # what its features come from
+    examples: int = Field(ge=2, le=10**9, strict=True)  # training samples
 
 
 TargetType = Literal["bool", "uint8", "int64", "float32", "float64"]
 
 
 class Order(_Logged):
-    """What the server asks of a site.
+    """What the server asks of a site."""
 
-    Attributes:
-        kind: Say what you are; say what your data is; train a round; score the state that is
-            sent; the run is over.
-        federation: The federation's identity.
-        run: The run's name at the server.
-        method: The method as one writes it.
-        setting: The point of the sweep.
-        seed: Decides everything random.
-        experiment: The configuration; data is the site's own and not part of it.
-        version: The server's fedbn.
-        round: The round to train, or whose end is scored.
-        since: The last round of this site that the server accepted; 0 for none.
-        joined: Rounds that were done when the site came to the run; 0 where it was there.
-        schema_hash: What the model must be.
-        weights: Of the file that the model starts from, its sha256; empty without one.
-        classes: The federation's classes.
-        input_shape: Shape of one sample.
-        target: Type and shape of one target.
-        members: All sites, in the order in which everything is summed.
-        scores: Whether to score the state that is sent.
-        last: Whether the run ends with this message.
-        best: The best round so far, where the best one is to be used; 0 for the last.
-    """
-
+    # say what you are; say what your data is; train a round; score the state that is sent; the run
+    # is over
     kind: Literal["hello", "report", "train", "score", "end"]
-    federation: Name
-    run: Name
-    method: str
-    setting: str
-    seed: int
-    experiment: dict[str, Any]
-    version: str
-    round: int = 0
-    since: int = 0
-    joined: int = 0
-    schema_hash: Sha256 = ""
-    weights: Sha256 = ""
-    classes: tuple[str, ...] = ()
-    input_shape: tuple[int, ...] = ()
-    target: tuple[str, tuple[int, ...]] = A_CLASS
-    members: tuple[Member, ...] = ()
-    scores: bool = False
-    last: bool = False
-    best: int = 0
+    federation: Name  # the federation's identity
+    run: Name  # the run's name at the server
+    method: str  # the method as one writes it
+    setting: str  # the point of the sweep
+    seed: int  # decides everything random
+    experiment: dict[str, Any]  # the configuration; data is the site's own and not part of it
+    version: str  # the server's fedbn
+    round: int = 0  # the round to train, or whose end is scored
+    since: int = 0  # the last round of this site that the server accepted; 0 for none
+    joined: int = 0  # rounds that were done when the site came to the run; 0 where it was there
+    schema_hash: Sha256 = ""  # what the model must be
+    weights: Sha256 = ""  # of the file that the model starts from, its sha256; empty without one
+    classes: tuple[str, ...] = ()  # the federation's classes
+    input_shape: tuple[int, ...] = ()  # shape of one sample
+    target: tuple[str, tuple[int, ...]] = A_CLASS  # type and shape of one target
+    members: tuple[Member, ...] = ()  # all sites, in the order in which everything is summed
+    scores: bool = False  # whether to score the state that is sent
+    last: bool = False  # whether the run ends with this message
+    best: int = 0  # the best round so far, where the best one is to be used; 0 for the last
 
 
 class Score(_Document):
@@ -142,28 +114,17 @@ class Score(_Document):
 
 
 class Hello(_Logged):
-    """What a site is.
+    """What a site is."""
 
-    Attributes:
-        member: Its name, domain and number of samples.
-        version: Its fedbn; all must have the same.
-        torch: Its torch, which may differ.
-        device: What it trains on, which may differ.
-        schema_hash: Of its model.
-        experiment: What a person at the site approves, as a hash.
-        classes: Of its data.
-        input_shape: Of one of its samples.
-        target: Type and shape of one of its targets.
-    """
-
-    member: Member
-    version: str = Field(max_length=50)
-    torch: str = Field(max_length=50)
-    device: str = Field(max_length=50)
-    schema_hash: str = Field(max_length=64)
-    experiment: Sha256
-    classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
+    member: Member  # its name, domain and number of samples
+    version: str = Field(max_length=50)  # its fedbn; all must have the same
+    torch: str = Field(max_length=50)  # its torch, which may differ
+    device: str = Field(max_length=50)  # what it trains on, which may differ
+    schema_hash: str = Field(max_length=64)  # of its model
+    experiment: Sha256  # what a person at the site approves, as a hash
+    classes: tuple[str, ...]  # of its data
+    input_shape: tuple[int, ...]  # of one of its samples
+    # type and shape of one of its targets
     target: tuple[TargetType, tuple[int, ...]] = ("int64", ())
 
     @property
@@ -183,24 +144,16 @@ def digest(classes: Sequence[str]) -> str:
 
 
 class Answer(_Logged):
-    """What a site says with its update.
+    """What a site says with its update."""
 
-    Attributes:
-        round: The round it is about.
-        schema_hash: Of its model.
-        examples: Training samples, as at the start.
-        loss: The mean training loss, where it trained.
-        source: Where its local part came from: new, Flower's memory, its disk.
-        seconds: How long training and scoring took.
-        scores: The state that was sent, joined with its own local part, on its data.
-    """
-
-    round: int = Field(strict=True)
-    schema_hash: str = Field(max_length=64)
-    examples: int = Field(strict=True)
-    loss: float | None = None
+    round: int = Field(strict=True)  # the round it is about
+    schema_hash: str = Field(max_length=64)  # of its model
+    examples: int = Field(strict=True)  # training samples, as at the start
+    loss: float | None = None  # the mean training loss, where it trained
+    # where its local part came from: new, Flower's memory, its disk
     source: Literal["fresh", "state", "disk"]
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0)  # how long training and scoring took
+    # the state that was sent, joined with its own local part, on its data
     scores: tuple[Score, ...] = Field((), max_length=1000)
 
 
@@ -232,11 +185,7 @@ def put(document: _Document, **arrays: ArrayRecord) -> RecordDict:
 
 
 def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
-    """Read a message's content; exactly the document and the arrays that are expected.
-
-    Raises:
-        Unreadable: Saying what is there that should not be, or the other way round.
-    """
+    """Read a message's content: exactly the document and the arrays that are expected."""
     name = expected.__name__.lower()
     if sorry := content.config_records.get("sorry"):
         said = _parsed(sorry, Sorry)
@@ -338,11 +287,7 @@ def to_record(pack: Pack) -> ArrayRecord:
 
 
 def from_record(record: ArrayRecord, layout: StateLayout) -> Pack:
-    """Read a record that must fit the layout exactly.
-
-    Raises:
-        ModelError: Saying what is missing, not expected, or of another shape or dtype.
-    """
+    """Read a record that must fit the layout exactly: names, shapes and dtypes."""
     if list(record) != [KEY] or record[KEY].stype != _KIND:
         raise ModelError(f"expected one array {KEY!r} of {_KIND}, got {sorted(record)[:5]}")
     data = record[KEY].data
@@ -359,11 +304,6 @@ def largest(layout: StateLayout) -> int:
     """The most bytes that a state of this layout may take; a little more than it does."""
     entries = layout.entries
     return 4096 + sum(e.bytes + len(e.name.encode()) + _HEADER_BYTES for e in entries)
-
-
-def size(record: ArrayRecord) -> int:
-    """Bytes of a record's arrays."""
-    return sum(len(array.data) for array in record.values())
 
 
 def order_of(job: Job, federation: str, run: str) -> Order:

@@ -47,24 +47,16 @@ class Grid(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long to wait for what, in seconds.
+    """How long to wait for what, in seconds."""
 
-    Attributes:
-        wait: For enough sites to be connected.
-        round: For the answers of a round.
-        grace: For a site that was here and is gone, before it is left out: a restart of its machine
-            or a network that is cut for a minute takes that.
-        poll: Between two looks for answers.
-        look: Between two looks at which nodes were restarted.
-        again: Before a site that waits for approval is asked once more.
-    """
-
-    wait: float = 300.0
-    round: float = 3600.0
+    wait: float = 300.0  # for enough sites to be connected
+    round: float = 3600.0  # for the answers of a round
+    # for a site that was here and is gone, before it is left out: a restart of its machine or a
+    # network that is cut for a minute takes that
     grace: float = 90.0
-    poll: float = 0.05
-    look: float = 2.0
-    again: float = 2.0
+    poll: float = 0.05  # between two looks for answers
+    look: float = 2.0  # between two looks at which nodes were restarted
+    again: float = 2.0  # before a site that waits for approval is asked once more
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,7 @@ OPEN = Policy(
 
 
 def read_policy(file: Path) -> Policy:
-    """Read a site's policy.
-
-    Raises:
-        ConfigError: Naming the key that is not known, or whose value is not legal.
-    """
+    """Read a site's policy; a key that is not known or not legal is named."""
     try:
         return Policy.model_validate(read_toml(file))
     except ValidationError as error:
@@ -94,17 +90,7 @@ def read_policy(file: Path) -> Policy:
 
 
 def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
-    """Refuse what the policy does not allow.
-
-    Args:
-        policy: What is allowed.
-        order: What the server asks.
-        plan: The order's job, for the sites that are known.
-        site: This site.
-
-    Raises:
-        Forbidden: Naming the rule of the policy.
-    """
+    """Refuse what the policy does not allow, naming the rule; the plan has the known sites."""
     own = next(client for client in plan.federation.clients if client.name == site)
     _check_method(policy, order, plan)
     _check_model(policy, order, plan)
@@ -177,19 +163,13 @@ def _forbidden(what: str, rule: str) -> Forbidden:
 
 @dataclass(frozen=True)
 class Asked:
-    """An experiment that a site was asked to take part in.
+    """An experiment that a site was asked to take part in."""
 
-    Attributes:
-        experiment: The configuration, without run name and seeds, and what the model is for.
-        run: The run that asked first.
-        asked: When.
-        approved: When and by whom; empty while it waits.
-    """
-
+    # the configuration, without run name and seeds, and what the model is for
     experiment: dict[str, Any]
-    run: str
-    asked: str
-    approved: str = ""
+    run: str  # the run that asked first
+    asked: str  # when
+    approved: str = ""  # when and by whom; empty while it waits
 
     @property
     def hash(self) -> str:
@@ -221,11 +201,7 @@ class Approvals:
         self._folder = home / "experiments"
 
     def require(self, asked: Asked) -> None:
-        """Go on with an experiment that was approved; put another one before a person.
-
-        Raises:
-            NotYet: It waits for approval.
-        """
+        """Go on with an experiment that was approved; another one waits for a person."""
         file = self._folder / f"{asked.hash}.json"
         if not file.exists():
             self._folder.mkdir(parents=True, exist_ok=True)

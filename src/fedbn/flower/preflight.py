@@ -28,13 +28,8 @@ _TIMEOUT = 5.0
 def reach(bundle: Bundle, seconds: float) -> float:
     """Make sure that the server answers and is the right one; tells how far this clock is ahead.
 
-    Args:
-        bundle: Says where it is and who signs for it.
-        seconds: How long to try while nothing answers.
-
-    Raises:
-        FedbnError: It does not answer in time.
-        ConfigError: What answers is not the federation's server, and why; or the clocks differ.
+    A server that does not answer within `seconds` is a FedbnError; one that is not the
+    federation's, and clocks that differ, are a ConfigError.
     """
     begun = time.monotonic()
     while True:

@@ -77,25 +77,16 @@ log = logging.getLogger("flwr")  # what the server app's process shows
 
 @dataclass(frozen=True)
 class Service:
-    """All that the server needs to run an experiment.
+    """All that the server needs to run an experiment."""
 
-    Attributes:
-        federation: The federation's identity.
-        expected: Which sites there are; asked again before each round.
-        folder: The run folder.
-        listener: Hears how it goes.
-        limits: How long to wait.
-        stop: Asked after each round; True ends the run with its state saved.
-        log: The server's log.
-    """
-
-    federation: str
-    expected: Callable[[], Expected]
-    folder: RunFolder
-    listener: Listener = lambda event: None
-    limits: Limits = field(default_factory=Limits)
+    federation: str  # the federation's identity
+    expected: Callable[[], Expected]  # which sites there are; asked again before each round
+    folder: RunFolder  # the run folder
+    listener: Listener = lambda event: None  # hears how it goes
+    limits: Limits = field(default_factory=Limits)  # how long to wait
+    # asked after each round; True ends the run with its state saved
     stop: Callable[[], bool] = lambda: False
-    log: AuditLog = field(default_factory=AuditLog)
+    log: AuditLog = field(default_factory=AuditLog)  # the server's log
 
 
 def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
@@ -283,14 +274,10 @@ def own_log(folder: FederationFolder) -> AuditLog:
 
 def admit(folder: FederationFolder, request: Request, confirmed: str) -> Path:
     """Take in a site by its request; a server that is up learns its key at once."""
-    replaced = folder.admit(request)
+    folder.admit(request)
     facts = {"site": request.site, "key": fingerprint(request.key), "confirmed": confirmed}
     own_log(folder).write("admitted", **facts)
-    with Control(folder) as control:
-        if control.reachable():
-            if replaced:
-                control.unregister(replaced)
-            control.register(request.key, request.site)
+    _tell_server(folder)
     return folder.bundle(request.site)
 
 
@@ -298,18 +285,21 @@ def revoke(folder: FederationFolder, site: str) -> None:
     """Put a site out; a run under way leaves it out from its next message on."""
     key = folder.revoke(site)
     own_log(folder).write("revoked", site=site, key=fingerprint(key))
-    with Control(folder) as control:
-        if control.reachable():
-            control.unregister(key)
+    _tell_server(folder)
 
 
 def add_site(folder: FederationFolder, site: str) -> Path:
     """Add a site; a server that is up learns its key at once."""
-    key = folder.add_site(site)
+    folder.add_site(site)
+    _tell_server(folder)
+    return folder.bundle(site)
+
+
+def _tell_server(folder: FederationFolder) -> None:
+    """Let a server that is up know whose keys are let in now."""
     with Control(folder) as control:
         if control.reachable():
-            control.register(key, site)
-    return folder.bundle(site)
+            control.admit_only(folder.keys())
 
 
 SITES = ("plain", "photo")

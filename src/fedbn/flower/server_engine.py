@@ -50,11 +50,7 @@ def read_update(
 ) -> tuple[Outcome, Answer | None]:
     """Read a site's update; a refusal in its place where anything about it is wrong.
 
-    Args:
-        content: The answer.
-        order: What the site was asked.
-        member: What the site said it is before the first round.
-        before: The shared part it was sent.
+    `member` is what the site said it is at the start, `before` the shared part it was sent.
     """
     try:
         answer = messages.get(content, Answer, messages.SHARED)
@@ -89,15 +85,7 @@ def _check(answer: Answer, order: Order, member: Member) -> None:
 
 
 class FlowerEngine:
-    """One job at the server.
-
-    Args:
-        here: Who takes part: which sites are here, asked again before each round.
-        job: What is run.
-        order: The part of every order that stays the same.
-        note: Hears remarks as they come up: a round may wait for sites for long.
-        log: The server's log.
-    """
+    """One job at the server; `order` is the part of every order that stays the same."""
 
     notes: Sequence[str] = ()
     repeatable = False  # sites keep their own rounds, and come and go

@@ -43,11 +43,7 @@ class Site:
         self._contracted: tuple[ContractSection, Federation] | None = None
 
     def answer(self, content: RecordDict, state: RecordDict) -> RecordDict:
-        """Do what a message asks; `state` is Flower's memory of this site.
-
-        Raises:
-            FedbnError: Why it is not done.
-        """
+        """Do what a message asks, or raise why not; `state` is Flower's memory of this site."""
         training = messages.SHARED in content
         order = messages.get(content, Order, *([messages.SHARED] if training else []))
         self._check(order)

@@ -48,16 +48,7 @@ def join(
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Be a site until stopped.
-
-    Args:
-        bundle: The site's key, and where the server is.
-        options: What the site decides for itself.
-        home: Where the site keeps its files.
-        wait: How long to try to reach the server, in seconds.
-        stop: Asked often; True ends the site.
-        say: Hears what happens.
-    """
+    """Be a site until `stop` says so; its files are at `home`, `wait` is for the server."""
     one_thread()
     quicken()
     reach(bundle, wait)

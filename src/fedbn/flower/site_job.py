@@ -47,39 +47,23 @@ Source = Literal["fresh", "state", "disk"]
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """What a site decides for itself.
+    """What a site decides for itself."""
 
-    Attributes:
-        name: The site; also the client's name.
-        data: Its `[data]` section: where its samples are.
-        folder: Where its run folders lie; None for Flower's memory (simulations).
-        federation: The federation it belongs to; orders of another one are refused.
-        release_affine: Whether it gives its BatchNorm affine away when a run has ended.
-        device: What it trains on; None for what the experiment says.
-        weights: Its copy of the experiment's `model.weights`; no other file is opened for that.
-        policy: What it allows.
-        home: Where the experiments lie that a person approved.
-        log: What was asked and what left the site.
-    """
-
-    name: str
-    data: Mapping[str, Any]
-    folder: Path | None = None
-    federation: str | None = None
-    release_affine: bool = False
-    device: str | None = None
+    name: str  # the site; also the client's name
+    data: Mapping[str, Any]  # its `[data]` section: where its samples are
+    folder: Path | None = None  # where its run folders lie; None for Flower's memory (simulations)
+    federation: str | None = None  # the federation it belongs to; orders of another one are refused
+    release_affine: bool = False  # whether it gives its BatchNorm affine away when a run has ended
+    device: str | None = None  # what it trains on; None for what the experiment says
+    # its copy of the experiment's `model.weights`; no other file is opened for that
     weights: Path | None = None
-    policy: Policy = OPEN
-    home: Path | None = None
-    log: AuditLog = field(default_factory=AuditLog)
+    policy: Policy = OPEN  # what it allows
+    home: Path | None = None  # where the experiments lie that a person approved
+    log: AuditLog = field(default_factory=AuditLog)  # what was asked and what left the site
 
 
 class SiteRun:
-    """A run folder of one client at a site, and the local parts that the server may ask for.
-
-    Attributes:
-        folder: What `fedbn predict`, `evaluate`, `export` and `report` open.
-    """
+    """A run folder of one client, which is the site's to use, and what the server may ask for."""
 
     source: Source = "disk"
 
@@ -117,11 +101,7 @@ class SiteRun:
         self.folder.commit(config, environment)
 
     def load(self, round: int, layout: StateLayout) -> Pack:
-        """Read and verify the local part after a round.
-
-        Raises:
-            DamagedRun: It is not there, or not whole.
-        """
+        """Read and verify the local part after a round."""
         known = dict(checkpoints.rounds(self._place))
         if round not in known:
             held = ", ".join(map(str, sorted(known))) or "none"
@@ -217,14 +197,7 @@ def _nothing() -> Pack:
 
 
 class Desk:
-    """A job's plan and model at a site.
-
-    Args:
-        options: What the site decided for itself.
-        job: What is run.
-        alone: The site's data, as a federation of one.
-        order: The first order of the job; later ones have the same members.
-    """
+    """A job's plan and model at a site, for orders that have the same members as the first."""
 
     def __init__(self, options: SiteOptions, job: Job, alone: Federation, order: Order):
         (own,) = alone.clients

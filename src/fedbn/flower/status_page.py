@@ -50,12 +50,7 @@ class _Site:
 
 
 class StatusPage:
-    """Hears the events of a run and keeps the page.
-
-    Args:
-        file: The page.
-        title: What is run, and where this is.
-    """
+    """Hears the events of a run and keeps the page."""
 
     def __init__(self, file: Path, title: str):
         self._file, self._title = file, title
