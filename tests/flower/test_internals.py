@@ -6,14 +6,18 @@ import ast
 import importlib
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
+from flwr.app import Context, RecordDict
+
 import fedbn.flower
 from fedbn.errors import ConfigError
-from fedbn.flower import TESTED, installed_flower, require_flower
+from fedbn.flower import TESTED, installed_flower, internals_node, require_flower
 from fedbn.flower.internals_node import _PULLING
 
 ROOT = Path(fedbn.flower.__file__).parent
@@ -24,7 +28,10 @@ RELIED_ON = {
         "flwr.common.constant": {
             "SYSTEM_TIME_TOLERANCE", "TIMESTAMP_TOLERANCE", "ErrorCode", "SubStatus",
         },
-        "flwr.proto.runtime_pb2": {"AcquireTaskRequest", "SendTaskHeartbeatRequest"},
+        "flwr.common.serde": {"context_to_proto"},
+        "flwr.proto.runtime_pb2": {
+            "AcquireTaskRequest", "PushTaskOutputRequest", "SendTaskHeartbeatRequest",
+        },
         "flwr.supercore": {"heartbeat"},
         "flwr.supercore.constant": {"TaskType"},
         "flwr.supercore.heartbeat": {"HeartbeatSender"},
@@ -37,9 +44,7 @@ RELIED_ON = {
         "flwr.supercore.runtime": {"RuntimeHttpClient"},
         "flwr.supernode": {"fleet_http_connection", "start_client_internal"},
         "flwr.supernode.cli.flower_supernode": {"flower_supernode"},
-        "flwr.supernode.runtime.run_clientapp": {
-            "pull_task_input", "push_message", "push_task_output",
-        },
+        "flwr.supernode.runtime.run_clientapp": {"pull_task_input", "push_message"},
     },
     "internals_server.py": {
         "flwr.cli.build": {"build_fab_from_disk"},
@@ -54,7 +59,7 @@ RELIED_ON = {
             "AcquireTaskRequest", "PullTaskInputRequest", "PushTaskOutputRequest",
         },
         "flwr.supercore.auth.typing": {"AccountInfo"},
-        "flwr.supercore.constant": {"TaskType"},
+        "flwr.supercore.constant": {"NodeStatus", "TaskType"},
         "flwr.supercore.control": {"ControlHttpClient"},
         "flwr.supercore.fab": {"Fab"},
         "flwr.supercore.heartbeat": {"HeartbeatSender", "make_task_heartbeat_fn_http"},
@@ -125,3 +130,49 @@ def test_another_flower_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         f"this needs Flower {TESTED}, Flower 1.42.0 is installed: "
         "`pip install 'fedbn[flower]'` brings the right one"
     )
+
+
+class Node:
+    """A node that has one message after another, and hears of an end when it is told often."""
+
+    def __init__(self, deaf: int):
+        self.deaf, self.told = deaf, 0
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    close = start = stop = __exit__
+    is_running = False
+
+    def AcquireTask(self, request: object) -> object:  # noqa: N802
+        return SimpleNamespace(token="t", HasField=lambda name: True)
+
+    def PushTaskOutput(self, request: object) -> None:  # noqa: N802
+        self.told += 1
+        if self.told <= self.deaf:
+            raise httpx.RemoteProtocolError("Server disconnected")
+
+
+@pytest.mark.parametrize(("deaf", "messages"), [(2, 2), (3, 1)])
+def test_a_node_that_did_not_hear_of_a_messages_end_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, deaf: int, messages: int
+) -> None:
+    """It would wait for that end and take no other message: a site that is there and silent."""
+    node, done = Node(deaf), []
+    known = SimpleNamespace(from_server_address=lambda *a, **k: node)
+    monkeypatch.setattr(internals_node, "RuntimeHttpClient", known)
+    monkeypatch.setattr(internals_node, "HeartbeatSender", lambda beats: node)
+    pulled = ("message", Context(0, 0, {}, RecordDict(), {}), None, None)
+    monkeypatch.setattr(internals_node, "pull_task_input", lambda client: pulled)
+    monkeypatch.setattr(internals_node, "push_message", lambda client, reply, context: None)
+    internals_node.work(
+        lambda message, state: message,
+        "127.0.0.1:1",
+        b"secret",
+        alive=lambda: len(done) < 2,
+        answered=done.append,
+    )
+    assert len(done) == messages

@@ -35,7 +35,12 @@ from flwr.common.constant import (
     ErrorCode,
     SubStatus,
 )
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.common.serde import context_to_proto
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.supercore import heartbeat
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -48,7 +53,7 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from fedbn.errors import FedbnError
 
@@ -184,6 +189,7 @@ def free_port() -> int:
 
 log = logging.getLogger("fedbn")
 _POLL = 0.05
+_TRIES = 3
 
 
 def work(
@@ -193,7 +199,7 @@ def work(
     alive: Callable[[], bool],
     answered: Callable[[Message], None] = lambda message: None,
 ) -> None:
-    """Answer messages for as long as the node lives.
+    """Answer messages for as long as the node lives, or until it must be started again.
 
     `answer` is given a message and Flower's memory of the site; `secret` lets this process, and no
     other, take the node's messages; `answered` is told of each that was answered.
@@ -208,14 +214,22 @@ def work(
                 continue
             if not (task.HasField("task") and task.token):
                 time.sleep(_POLL)
-            elif (message := _do(answer, address, str(task.token))) is not None:
-                answered(message)
+            else:
+                message, heard = _do(answer, address, str(task.token))
+                if message is not None:
+                    answered(message)
+                if not heard:  # it would wait for the end of this message, and take no other
+                    return
 
 
 def _do(
     answer: Callable[[Message, RecordDict], Message], address: str, token: str
-) -> Message | None:
-    """Do one message: pull, answer, push; None where it was not answered."""
+) -> tuple[Message | None, bool]:
+    """Do one message: pull, answer, push.
+
+    Returns:
+        The message, None where it was not answered; and whether the node heard of its end.
+    """
     client = RuntimeHttpClient.from_server_address(
         address,
         insecure=True,  # the loopback of this machine; the way to the server has TLS
@@ -226,21 +240,35 @@ def _do(
         ],
     )
     beat = HeartbeatSender(lambda: _beats(client))
-    context, status = None, SubStatus.FAILED
+    done, end = None, PushTaskOutputRequest(sub_status=SubStatus.FAILED)
     try:
         beat.start()
         message, context, _, _ = pull_task_input(client)
         push_message(client, answer(message, context.state), context)
-        status = SubStatus.COMPLETED
-        return message
+        done = message
+        end = PushTaskOutputRequest(
+            context=context_to_proto(context), sub_status=SubStatus.COMPLETED
+        )
     except Exception as error:  # the message is lost, the site is not; the server asks again
         log.warning("a message was not answered: %s", error)
-        return None
     finally:
-        push_task_output(client, context, status, "")
+        heard = _told(client, end)
         if beat.is_running:
             beat.stop()
         client.close()
+    return done, heard
+
+
+def _told(client: RuntimeHttpClient, end: PushTaskOutputRequest) -> bool:
+    """Tell the node of a message's end, more than once where the machine is too busy to hear."""
+    for _ in range(_TRIES):
+        try:
+            client.PushTaskOutput(end)
+            return True
+        except httpx.HTTPError as error:
+            log.warning("Flower's node did not hear of a message's end: %s", error)
+            time.sleep(_POLL)
+    return False
 
 
 def _beats(client: RuntimeHttpClient) -> bool:
