@@ -80,12 +80,12 @@ class Known:
     # rounds that were done when a site came; only sites that came later are in it
     joined: Mapping[str, int] = field(default_factory=dict)
     # the best round that was scored: by how many sites, their mean gain, and its number
-    best: tuple[int, float, int] = (0, 0.0, 0)
+    best_scored: tuple[int, float, int] = (0, 0.0, 0)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Known:
         """Read it from a checkpoint's facts, where `asdict` put it."""
-        sites, mean, round = facts.get("best", (0, 0.0, 0))
+        sites, mean, round = facts.get("best_scored", (0, 0.0, 0))
         joined = facts.get("joined", {})
         return cls(tuple(facts["members"]), facts["since"], joined, (sites, mean, round))
 
@@ -104,7 +104,7 @@ class Known:
         if not values:
             return self
         found = len(values), statistics.fmean(values), round
-        return replace(self, best=found) if found[:2] > self.best[:2] else self
+        return replace(self, best_scored=found) if found[:2] > self.best_scored[:2] else self
 
 
 class Attendance:

@@ -166,7 +166,7 @@ class FlowerEngine:
         if early is None:
             self._tell_untrained(state.round)
             self._note_best(state.round)
-        if self._known.best[2]:
+        if self._known.best_scored[2]:
             self._tell_best(state.round)
         if not self._affine:
             return Round(state, self._scores)
@@ -194,7 +194,9 @@ class FlowerEngine:
             for name, node in nodes
         }
         for name, why in self._here.ask(letters, "end").faults.items():
-            self._note(f"{name} was not told that round {self._known.best[2]} is the best: {why}")
+            self._note(
+                f"{name} was not told that round {self._known.best_scored[2]} is the best: {why}"
+            )
 
     def _train(self, chosen: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         scores = state.round > 0 and self.plan.evaluates(state.round)
@@ -228,7 +230,7 @@ class FlowerEngine:
             "joined": self._known.joined.get(name, 0),
             "scores": scores,
             "last": last,
-            "best": self._known.best[2],
+            "best": self._known.best_scored[2],
             "log": self._log.newest,
         }
         return self._order.model_copy(update=update)
