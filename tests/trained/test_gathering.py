@@ -44,7 +44,7 @@ def test_a_confusion_agrees_with_the_recorded_accuracy(finished):
 
 def test_what_is_shared_is_counted_from_the_checkpoint(finished):
     entries = gather(finished).facts.entries
-    shared = [e for e in entries if e.shared]
+    shared = [entry for entry, sent in entries if sent]
     exchange = next(e for e in gather(finished).exchanges if e.method == "fedbn")
     assert exchange.shared == (len(shared), sum(e.bytes for e in shared))
     assert exchange.local[0] == len(entries) - len(shared)

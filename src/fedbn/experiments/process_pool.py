@@ -217,9 +217,7 @@ def run_side_by_side(
                 )
             if event.kind == "failed":
                 if event.exit_code != Interrupted.exit_code:
-                    kinds = {kind.exit_code: kind for kind in _below(FedbnError)}
-                    text = f"{' '.join(map(str, event.job))}: {event.text}"
-                    raise kinds.get(event.exit_code, FedbnError)(text)
+                    raise _error(event)
                 stopped, worker.job = event.text, None
             else:
                 listener(event)
@@ -232,6 +230,12 @@ def run_side_by_side(
             worker.end()
     if stopped or waiting:
         raise Interrupted(stopped or "stopped between two jobs")
+
+
+def _error(event: Event) -> FedbnError:
+    kinds = {kind.exit_code: kind for kind in _below(FedbnError)}
+    text = f"{' '.join(map(str, event.job))}: {event.text}"
+    return kinds.get(event.exit_code, FedbnError)(text)
 
 
 def _below(kind: type[FedbnError]) -> list[type[FedbnError]]:
