@@ -18,6 +18,9 @@ def written(root: Path, people: int = 20) -> Path:
         rows = []
         for person in range(people + 1):
             plain = [f"{unit * value:.1f}" for value in draws.normal(50, 9, 10)]
+            plain[0] = f"{float(plain[0]) / unit:.1f}"  # an age is one everywhere
+            for bit, column in enumerate((1, 5, 8)):  # sex, fbs, exang: yes or no
+                plain[column] = f"{person >> bit & 1}.0"
             plain[2], plain[6] = f"{1 + person % 4}.0", f"{person % 3}"
             rest = ["2.0", "0.0", "6.0", str(person % 5 * (person % 2))]
             rows.append([*plain, *rest])
