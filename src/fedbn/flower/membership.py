@@ -176,8 +176,9 @@ class Attendance:
             came = mail.contents.get(site)
             about = {"site": site, "theirs": messages.their_log(came) if came else ""}
             try:
-                self._take_in(site, new[site], mail)
-                self._log.write("takes part", **about, experiment=self.hellos[site].experiment)
+                hello = self._take_in(site, new[site], mail)
+                about["site"] = hello.member.name  # without keys a node has no name before
+                self._log.write("takes part", **about, experiment=hello.experiment)
             except messages.NotYet as error:
                 if site not in self.waiting:
                     self._note(f"{site} {error}")
@@ -227,7 +228,7 @@ class Attendance:
         reasons = dict.fromkeys(away, "not connected") | self.faults | self.waiting
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none"
 
-    def _take_in(self, site: str, node: int, mail: Mail) -> None:
+    def _take_in(self, site: str, node: int, mail: Mail) -> Hello:
         """Accept a site that says what it is, or raise why not."""
         if site in mail.faults:
             raise FedbnError(mail.faults[site])
@@ -247,6 +248,7 @@ class Attendance:
             raise FedbnError(fault)
         self.hellos[name], self.nodes[name] = hello, node
         self.waiting.pop(site, None)
+        return hello
 
     def _coming_back(self) -> bool:
         """Tell whether a member is gone for so short a time that it may just be restarting."""
