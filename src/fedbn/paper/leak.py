@@ -31,7 +31,8 @@ from fedbn.core.randomness import generator
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import RunState, Update, initial_state, train_client
 from fedbn.core.selectors import BATCHNORM
-from fedbn.core.state import State, entries
+from fedbn.core.state import Kind, State, entries
+from fedbn.errors import ModelError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
 from fedbn.experiments.planner import Planner
@@ -40,6 +41,7 @@ from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of
 from fedbn.paper.paper_figures import draw_intervals
 from fedbn.results import display_name
 from fedbn.results.figures import PAGE, headed, looks, plain, saved, styled
+from fedbn.trained.local_parts import layers_of
 
 DEFAULTS: dict[str, Any] = {"batches": [4, 16], "iterations": 200}
 MEAN_ONE, VAR_ONE = "error of the mean, one step", "of the variance, one step"
@@ -95,12 +97,22 @@ def _joined(plan: Plan, state: State) -> nn.Module:
     return model
 
 
-def _read_off(before: State, after: State, steps: int) -> list[Moments]:
+def _read_off(plan: Plan, before: State, after: State, steps: int) -> list[Moments]:
     """Mean and variance of what each BatchNorm layer was given; none where they do not travel."""
-    kept = 0.9**steps  # torch's momentum of 0.1
-    now = {name: (after[name] - kept * before[name]) / (1 - kept) for name in after}
-    means = [name for name in after if name.endswith("running_mean")]
-    return [(now[name], now[name[:-4] + "var"]) for name in means]
+    sent = plan.method.shared(entries(plan.initial_model))
+    if not any(entry.kind is Kind.BN_STATISTIC for entry in sent):
+        return []
+    norms = tracked_norms(plan.initial_model)
+    old, new = (layers_of(_joined(plan, state)) for state in (before, after))
+    found = []
+    for norm, was, now in zip(norms, old, new, strict=True):
+        momentum = norm.momentum
+        if not isinstance(momentum, float):
+            raise ModelError("leak: BatchNorm without a momentum, whose means cannot be read off")
+        kept = (1 - momentum) ** steps
+        mean, var = ((b - kept * a) / (1 - kept) for a, b in zip(was, now, strict=True))
+        found.append((mean, var))
+    return found
 
 
 def _watched(model: nn.Module) -> list[Tensor]:
@@ -126,7 +138,7 @@ def _moments(plan: Plan, state: RunState) -> Iterator[tuple[str, float]]:
             with torch.enable_grad():
                 update = _step(plan, client, state, whole)
             steps = 1 if whole else plan.steps(client)
-            read = _read_off(state.shared.state, update.shared.state, steps)
+            read = _read_off(plan, state.shared.state, update.shared.state, steps)
             for kind, name in enumerate((MEAN_ONE, VAR_ONE) if whole else (MEAN_ROUND,)):
                 if read:
                     error = (read[0][kind] - truth[kind]).norm() / truth[kind].norm()
@@ -148,7 +160,7 @@ def _owners(plan: Plan, state: RunState) -> Iterator[tuple[str, float]]:
         likes, dense = [], []
         for update, client in zip(sent, clients, strict=True):
             model = _joined(plan, update)
-            read = _read_off(state.shared.state, update, plan.steps(client))
+            read = _read_off(plan, state.shared.state, update, plan.steps(client))
             if not read:
                 estimate_statistics(model, x)
             seen = _watched(model.eval())
@@ -193,7 +205,7 @@ def invert(
     model = _joined(plan, before).train()
     known = [name for name, _ in model.named_parameters() if name in after]
     wanted = torch.cat([(before[name] - after[name]).flatten() for name in known])
-    moments = _read_off(before, after, 1)
+    moments = _read_off(plan, before, after, 1)
     x, y = batch[0].clone().requires_grad_(), batch[1]
     optimizer = torch.optim.Adam([x], lr=_RATE)
     seen = _watched(model)
