@@ -5,8 +5,6 @@ The cells are jobs of ordinary runs below the item's folder, so a killed map goe
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from fedbn.results import display_name
 from fedbn.results.aggregate import MEAN, Records, ScoreTable
 from fedbn.results.figures import legend, looks, panels, saved, styled, titled
 from fedbn.runs.folder import write_atomically
+from fedbn.text import csv_text
 
 DEFAULTS: dict[str, Any] = {"participation": [], "longer": []}
 NEW, GROUPNORM = "fedbn", "groupnorm"
@@ -158,10 +157,8 @@ def _shown(method: str) -> str:
 
 def _csv(scores: Scores) -> bytes:
     """Every accuracy: one line a job."""
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow(["dial", "strength", "method", "seed", "accuracy"])
+    lines = [["dial", "strength", "method", "seed", "accuracy"]]
     for place, methods in scores.items():
         for method, seeds in methods.items():
-            writer.writerows([*place, method, seed, f"{v:.4f}"] for seed, v in seeds.items())
-    return content.getvalue().encode()
+            lines += [[*place, method, str(seed), f"{v:.4f}"] for seed, v in seeds.items()]
+    return csv_text(lines).encode()
