@@ -13,10 +13,12 @@ from fedbn.core.federation import Federation, Split
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import Record, Refusal, RunState, initial_state, run_round
 from fedbn.core.selectors import local
+from fedbn.core.task import CLASSIFICATION
 from fedbn.experiments.runner import Memory, run_plan as run
 from fedbn.fast.stacked_models import unstackable
 from fedbn.fast.stacked_training import ROW_BY_ROW, Stacks, stack_size, unbatchable
 from fedbn.methods import parse_method
+from fedbn.tasks.metrics import METRICS
 from tiny import bn_net, federation
 
 UNEQUAL = (12, 7, 16, 9)  # with batches of 5: remainders of 2, 2, 1 (joined) and 4
@@ -318,6 +320,29 @@ def test_samples_gathered_at_once_are_those_of_each_client(sizes, monkeypatch):
     apart = run(plan)
 
     assert distance(together, apart) == 0
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "made anew"])
+@pytest.mark.parametrize("sizes", [(10, 10, 10), UNEQUAL], ids=["equal", "unequal"])
+@pytest.mark.parametrize("metrics", [("accuracy",), ("accuracy", "macro_f1")], ids=len)
+def test_scores_of_a_stack_are_those_of_each_client(metrics, sizes, kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr("fedbn.fast.stacked_training._COPIED_BYTES", 0)
+    data = doubled(federation(*sizes))
+    first = data.clients[0]
+    grouped = replace(first.train, groups=torch.arange(len(first.train)) // 2)
+    one = replace(first, train=replace(grouped, y=torch.zeros_like(grouped.y)), valid=first.train)
+    data = replace(data, clients=(one, *data.clients[1:]))
+    task = replace(CLASSIFICATION, metrics=tuple(METRICS[name] for name in metrics))
+    training = Training(rounds=3, batch_size=5, lr=0.1)
+    plan = Plan(parse_method("fedbn"), data, float64_net, training, task=task)
+
+    plain, stacked = ([{**vars(r)} for r in records] for _, records in both(plan))
+
+    assert {r["metric"] for r in plain} >= {*metrics, "loss", "group_accuracy"}
+    values = [[r.pop("value") for r in records] for records in (plain, stacked)]
+    assert plain == stacked
+    assert values[0] == pytest.approx(values[1], abs=1e-12)
 
 
 def test_an_absurd_update_in_a_stack_is_refused_as_it_is_alone():

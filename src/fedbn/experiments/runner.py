@@ -302,7 +302,7 @@ def rounds_of(
         while not (early := early_stop(scores, patience, metric)) and state.round < rounds:
             gave = engine.round(state)
             state = gave.state
-            scores |= validation(map(asdict, gave.records), metric)
+            scores |= validation(map(vars, gave.records), metric)
             _tell(Event("round", key, state.round, rounds, metric=judged, gave=gave), tell)
             if stop() and state.round < rounds:
                 raise Interrupted(f"stopped after round {state.round} of {rounds}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, cycle, islice, zip_longest
 from math import prod
@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import AnySplit, Client, Split, all_targets, scaled, widened
-from fedbn.core.local_training import make_optimizer
+from fedbn.core.local_training import Optimizer, make_optimizer
 from fedbn.core.method import Proximal
+from fedbn.core.metric import ACCURACY
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import number
@@ -45,7 +46,8 @@ _BATCH_NUMBERS = 1 << 22
 _PARAMETERS = 1 << 21
 _MOST = 256
 _SCORED_AT_ONCE = 64
-_COPIED_BYTES = 1 << 28  # of all training data
+_COPIED_BYTES = 1 << 28  # of all training data, and of all that is scored
+_FLOAT_BYTES = 4
 
 # Optimisers that move each number by its own gradients alone, with the options that were compared
 # with the plain engine. Others (Adafactor, Muon) take norms and means over a whole tensor, which in
@@ -191,7 +193,7 @@ def _train(
     return total / seen
 
 
-def _step(optimizer: torch.optim.Optimizer, stack: Stack, counts: Tensor | None) -> None:
+def _step(optimizer: Optimizer, stack: Stack, counts: Tensor | None) -> None:
     """Move all clients that had a batch; the others have finished their round."""
     if counts is None or bool(counts.all()):
         optimizer.step()
@@ -216,6 +218,12 @@ class StackedBatch:
     def sizes(self) -> Tensor | int:
         """Each client's samples."""
         return self.y.shape[1] if self.counts is None else self.counts
+
+    @property
+    def mask(self) -> Tensor:
+        """Which samples count, (clients, samples) or alike for all clients."""
+        places = torch.arange(self.y.shape[1])
+        return places >= 0 if self.counts is None else places < self.counts[:, None]
 
 
 def _batches(
@@ -281,19 +289,19 @@ def _losses(outputs: Tensor, batch: StackedBatch) -> Tensor:
     ).view(batch.y.shape)
     if batch.counts is None:
         return flat.mean(dim=1)
-    mask = torch.arange(flat.shape[1]) < batch.counts[:, None]
-    return torch.where(mask, flat, 0).sum(dim=1) / batch.counts.clamp(min=1)
+    return torch.where(batch.mask, flat, 0).sum(dim=1) / batch.counts.clamp(min=1)
 
 
 def score_stack(
-    plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState
+    plan: Plan, stack: Stack, clients: Sequence[Client], state: RunState, batches: ScoredBatches
 ) -> list[Record]:
     """Score a stack of clients on their train, validation and test data."""
     stack.load(state.shared, [state.scored_with(client.name) for client in clients])
     asked = [list(splits_of(client, plan.score_train)) for client in clients]
     found: list[list[Record]] = [[] for _ in clients]
     for at in zip_longest(*asked):
-        scores = _scores(plan.task, stack, [None if one is None else one[2] for one in at])
+        splits = [None if one is None else one[2] for one in at]
+        scores = _scores(plan.task, stack, splits, batches.of(splits))
         for row, (one, score) in enumerate(zip(at, scores, strict=True)):
             if one is not None and score is not None:
                 split, domain, _ = one
@@ -301,29 +309,62 @@ def score_stack(
     return [record for records in found for record in records]
 
 
+class ScoredBatches:
+    """What stacks are scored on; kept from round to round where all are scored and it is small."""
+
+    def __init__(self, plan: Plan):
+        splits = [s for c in plan.federation.clients for *_, s in splits_of(c, plan.score_train)]
+        numbers = sum(len(split) * prod(split.shape) for split in splits)
+        lying = all(isinstance(split, Split) for split in splits)
+        self._keep = plan.score_all and lying and numbers * _FLOAT_BYTES <= _COPIED_BYTES
+        self._kept: dict[tuple[int, ...], tuple[object, list[StackedBatch]]] = {}
+
+    def of(self, splits: Sequence[AnySplit | None]) -> Iterable[StackedBatch]:
+        """Give some samples of each client at a time; where there is no split, none."""
+        if not self._keep:
+            return self._made(splits)
+        key = tuple(map(id, splits))  # of objects that are kept too
+        if key not in self._kept:
+            self._kept[key] = splits, list(self._made(splits))
+        return self._kept[key][1]
+
+    def _made(self, splits: Sequence[AnySplit | None]) -> Iterator[StackedBatch]:
+        some = next(split for split in splits if split is not None)
+        lengths = [0 if split is None else len(split) for split in splits]
+        for begin in range(0, max(lengths), _SCORED_AT_ONCE):
+            given = [
+                (split or some).batch(slice(begin, min(begin + _SCORED_AT_ONCE, length)))
+                for split, length in zip(splits, lengths, strict=True)
+            ]
+            x, y = map(torch.cat, zip(*given, strict=True))
+            yield from _side_by_side(x, y, [[len(y)] for _, y in given])
+
+
 @torch.inference_mode()
-def _scores(task: Task, stack: Stack, splits: Sequence[AnySplit | None]) -> list[Score | None]:
-    some = next(split for split in splits if split is not None)
-    lengths = [0 if split is None else len(split) for split in splits]
+def _scores(
+    task: Task, stack: Stack, splits: Sequence[AnySplit | None], batches: Iterable[StackedBatch]
+) -> list[Score | None]:
+    """Score each client on its split; the accuracy of all at once, other metrics one by one."""
     loss = torch.zeros(len(splits), dtype=torch.float64)
-    found = []
-    for begin in range(0, max(lengths), _SCORED_AT_ONCE):
-        given = [
-            (split or some).batch(slice(begin, min(begin + _SCORED_AT_ONCE, length)))
-            for split, length in zip(splits, lengths, strict=True)
-        ]
-        x, y = map(torch.cat, zip(*given, strict=True))
-        for batch in _side_by_side(x, y, [[len(y)] for _, y in given]):
-            outputs = stack.forward(batch.x, batch.counts, training=False)
-            loss += _losses(outputs, batch) * batch.sizes
-            found.append(outputs)
-    each = zip(splits, lengths, loss.tolist(), torch.cat(found, dim=1), strict=True)
-    return [
-        None
-        if split is None
-        else scored(task, split, [(lost, task.keep(outputs[:length]), all_targets(split))])
-        for split, length, lost, outputs in each
-    ]
+    right = torch.zeros(len(splits), dtype=torch.float64)
+    found, at_once = [], all(metric is ACCURACY for metric in task.metrics)
+    for batch in batches:
+        outputs = stack.forward(batch.x, batch.counts, training=False)
+        loss += _losses(outputs, batch) * batch.sizes
+        found.append(task.keep(outputs.flatten(0, 1)).unflatten(0, batch.y.shape))
+        if at_once:
+            right += (batch.mask & (found[-1].argmax(dim=2) == batch.y)).sum(dim=1)
+    lengths = [0 if split is None else len(split) for split in splits]
+    each = zip(splits, lengths, loss.tolist(), right.tolist(), torch.cat(found, dim=1), strict=True)
+    scores: list[Score | None] = []
+    for split, length, lost, hits, outputs in each:
+        if split is None:
+            scores.append(None)
+        elif at_once and split.groups is None:
+            scores.append(Score(lost / length, {ACCURACY.name: hits / length}))
+        else:
+            scores.append(scored(task, split, [(lost, outputs[:length], all_targets(split))]))
+    return scores
 
 
 class Stacks:
@@ -334,7 +375,7 @@ class Stacks:
     def __init__(self, plan: Plan, workers: int):
         self._size, self._samples = stack_size(plan), Samples.of(plan.federation.clients)
         count = min(workers, -(-len(plan.federation.clients) // self._size))
-        self._plan = plan
+        self._plan, self._scored = plan, ScoredBatches(plan)
         self._pool = Pool(
             [Stack(plan.initial_model, plan.method, self._size) for _ in range(count)]
         )
@@ -355,7 +396,7 @@ class Stacks:
         scores: Iterator[list[Record] | Refusal] = self._each(
             clients,
             lambda replica, one: score_client(self._plan, replica, one, state),
-            lambda stack, some: [score_stack(self._plan, stack, some, state)],
+            lambda stack, some: [score_stack(self._plan, stack, some, state, self._scored)],
         )
         return told_apart(scores)
 
