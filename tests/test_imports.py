@@ -192,6 +192,14 @@ def loaded(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.parametrize("engine", ["plain", "batched"])
+def test_training_does_not_wait_for_torchs_compiler(engine: str):
+    data = "{name: (torch.randn(8, 3), torch.arange(8) % 2) for name in 'ab'}"
+    found = loaded(f"import fedbn, torch\nfedbn.fit({data}, 'mlp', rounds=2, engine={engine!r})")
+    assert "torch" in found
+    assert "torch._dynamo" not in found
+
+
 def test_importing_the_package_is_light():
     """`fedbn --help` need not wait for torch."""
     found = loaded("import fedbn; dir(fedbn); fedbn.__version__; import fedbn.cli.main")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from math import log
 
@@ -11,7 +12,13 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from fedbn.core.federation import Split
-from fedbn.core.local_training import ClientWork, batches, local_train, make_optimizer
+from fedbn.core.local_training import (
+    ClientWork,
+    PlainSGD,
+    batches,
+    local_train,
+    make_optimizer,
+)
 from fedbn.core.method import Proximal
 from fedbn.core.plan import Training
 from fedbn.core.scoring import evaluate
@@ -173,6 +180,25 @@ def test_any_optimiser_of_torch_by_name():
     made = make_optimizer(list(plain_net().parameters()), training)
     assert type(made) is torch.optim.AdamW
     assert (made.defaults["lr"], made.defaults["weight_decay"]) == (0.2, 0.5)
+
+
+def test_sgd_without_options_takes_the_steps_of_torchs_own_to_the_bit():
+    first = bn_net()
+    first[1].bias.requires_grad_(False)
+    models = [first, copy.deepcopy(first)]
+    ours = make_optimizer(list(models[0].parameters()), Training(lr=0.3))
+    torchs = torch.optim.SGD(models[1].parameters(), lr=0.3)
+
+    for step in range(3):
+        x = vectors(6, 1.0, step).x
+        for model, optimizer in zip(models, (ours, torchs), strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    assert type(ours) is PlainSGD
+    states = [model.state_dict() for model in models]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 class Constant(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,9 @@ class Passes:
         self._layout = layout
 
     @contextmanager
-    def training(
-        self, work: ClientWork, parameters: Sequence[Tensor]
-    ) -> Iterator[torch.optim.Optimizer]:
-        """Give a client's optimiser; entered while the client trains."""
-        yield make_optimizer(parameters, work.training)
+    def training(self, work: ClientWork) -> Iterator[None]:
+        """Entered while a client trains."""
+        yield
 
     def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
         """Pass a batch through the model."""
@@ -37,6 +36,10 @@ class Passes:
     def backward(self, loss: Tensor) -> None:
         """Compute all gradients that the optimiser needs."""
         loss.backward()
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Move the weights."""
+        optimizer.step()
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,8 @@ def local_train(work: ClientWork) -> Trained:
     sizes = training.sizes(len(data))
     order = batches(len(data), sizes, work.steps, work.draws)
     total, seen = torch.zeros((), dtype=torch.float64, device=data.device), 0
-    with (
-        trained_alone(model, work.only) as parameters,
-        passes.training(work, parameters) as optimizer,
-    ):
+    with trained_alone(model, work.only) as parameters, passes.training(work):
+        optimizer = make_optimizer(parameters, training)
         for x, y in data.stream(order, work.draws.initial_seed(), len(sizes)):
             if data.augment is not None:
                 x = data.augment(x, work.draws)
@@ -80,7 +81,7 @@ def local_train(work: ClientWork) -> Trained:
                 change()
             if training.clip_norm is not None:
                 nn.utils.clip_grad_norm_(parameters, training.clip_norm)
-            optimizer.step()
+            passes.step(optimizer)
             total += loss.detach() * len(y)
             seen += len(y)
         optimizer.zero_grad(set_to_none=True)
@@ -130,8 +131,42 @@ def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Ite
         yield from parts[: steps - done]
 
 
-def make_optimizer(parameters: Sequence[Tensor], training: Training) -> torch.optim.Optimizer:
+class Optimizer(Protocol):
+    """What local training asks of an optimiser; torch's own are some."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+
+    def step(self) -> object:
+        """Move the weights by their gradients."""
+
+
+class PlainSGD:
+    """SGD without options: w ← w − η ∂w, by the calls of `torch.optim.SGD` and to its bits.
+
+    Torch's own imports torch's compiler, more than a second of every process that trains.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float):
+        self._parameters, self._lr = parameters, lr
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the weights by their gradients."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self._lr)
+
+
+def make_optimizer(parameters: Sequence[Tensor], training: Training) -> Optimizer:
     """Make a client's optimiser; it starts anew each round."""
+    if training.optimizer == "SGD" and not training.optimizer_args:
+        return PlainSGD(parameters, training.lr)
     build = getattr(torch.optim, training.optimizer)
-    made: torch.optim.Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
+    made: Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)
     return made

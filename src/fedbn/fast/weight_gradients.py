@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedbn.core.local_training import ClientWork, Passes, make_optimizer
+from fedbn.core.local_training import ClientWork, Optimizer, Passes
 from fedbn.core.method import Proximal
 
 Gradients = Sequence[Tensor | None]
@@ -112,15 +112,11 @@ class OverlappedPasses(TorchFunctionMode, Passes):
         self._left: list[tuple[Gradients, Work]] = []
 
     @contextmanager
-    def training(
-        self, work: ClientWork, parameters: Sequence[Tensor]
-    ) -> Iterator[torch.optim.Optimizer]:
-        """Give an optimiser that lets weights step by themselves, where its steps are plain."""
+    def training(self, work: ClientWork) -> Iterator[None]:
+        """Let weights step by themselves where the client's steps are plain."""
         self._steps = plain_steps(work)
-        optimizer = make_optimizer(parameters, work.training)
-        optimizer.register_step_post_hook(lambda *_: self._step())
         with self._helpers.one_core_busy() if self._helpers else nullcontext():
-            yield optimizer
+            yield
 
     def outputs(self, model: nn.Module, x: Tensor) -> Tensor:
         """Pass a batch through the model, with layers of ours in the place of torch's."""
@@ -171,7 +167,9 @@ class OverlappedPasses(TorchFunctionMode, Passes):
         """Whether this is `backward`'s pass; with gradients enabled it will be differentiated."""
         return self._passing and not torch.is_grad_enabled()
 
-    def _step(self) -> None:
+    def step(self, optimizer: Optimizer) -> None:
+        """Move the weights: those that step by themselves after the others."""
+        optimizer.step()
         steps, todo, self._to_step = self._steps, self._to_step, []
         if steps is None or not todo:
             return
