@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,8 +17,8 @@ from fedbn.core.plan import Plan, Training
 from fedbn.core.rounds import RunState, initial_state, record
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import checked
-from fedbn.experiments.jobs import Event
-from fedbn.experiments.runner import Pace, Writer, rounds_of
+from fedbn.experiments.jobs import Event, to_all
+from fedbn.experiments.runner import Pace, Writer, rounds_of, run_plan
 from fedbn.methods import parse_method
 from fedbn.runs import checkpoints
 from tiny import bn_net, federation
@@ -155,3 +156,31 @@ def test_a_client_that_never_took_part_has_no_row(tmp_path: Path) -> None:
         for part, other in ((read.local, last.local), (read.untrained, last.untrained)):
             for name, value in part[client].state.items() if client in part else ():
                 assert torch.equal(value, other[client].state[name])
+
+
+@pytest.mark.parametrize("begun", [0, 3], ids=["from the start", "resumed"])
+def test_parts_that_take_much_memory_are_read_from_the_checkpoint_to_the_same_bits(
+    begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbn.runs.checkpoints._HELD_BYTES", 0)
+    plan = replace(PLAN, training=replace(PLAN.training, rounds=6, participation=0.6))
+    straight, held = run_plan(plan), []
+
+    def watch(event: Event) -> None:
+        if event.kind == "round" and event.gave is not None:
+            assert isinstance(event.gave.state.local, ChainMap)
+            held.append(len(event.gave.state.local.maps[0]))
+
+    for rounds in [begun, 6] if begun else [6]:
+        some = replace(plan, training=replace(plan.training, rounds=rounds))
+        writer = Writer(tmp_path, pace=Pace(2))
+        with closing(EmbeddedEngine(some, OneByOne)) as engine:
+            start, _ = writer.resume(engine)
+            last = rounds_of(engine, KEY, start, to_all(writer, watch), lambda: False)
+
+    # two of three clients train in a round; every second round is saved, and each part's last
+    assert held == ([2, 0, 0, 0, 2, 0] if begun else [2, 0, 2, 0, 2, 0])
+    assert list(last.local) == list(straight.local)
+    for client, part in straight.local.items():
+        assert all(v.equal(last.local[client].state[n]) for n, v in part.state.items())
+    assert all(v.equal(last.shared.state[n]) for n, v in straight.shared.state.items())

@@ -7,9 +7,11 @@ steps), which updates count, and the numbers that a round gives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -130,9 +132,15 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
             f"round {state.round + 1}: combining the updates overflowed in {name}; "
             "nothing was taken over. A smaller training.lr or a robust aggregator may help"
         )
-    local = {**state.local, **report.local}
+    local = _overlaid(state.local, report.local)
     untrained = {name: p for name, p in state.untrained.items() if name not in report.local}
     return RunState(state.round + 1, shared, local, memory, untrained), report
+
+
+def _overlaid(local: Mapping[str, Pack], new: dict[str, Pack]) -> ChainMap[str, Pack]:
+    """Lay new parts over those that stay as they are, which may lie on a disk."""
+    changed, below = local.maps if isinstance(local, ChainMap) else ({}, local)
+    return ChainMap({**changed, **new}, cast(MutableMapping[str, Pack], below))
 
 
 def participants(plan: Plan, round: int) -> tuple[Client, ...]:

@@ -174,6 +174,8 @@ class Writer:
                     checkpoints.save(
                         self._place, state, facts, best=self._best_round, start=self._start
                     )
+                    if self._start is not None:
+                        checkpoints.let_go(state, self._place, self._start)
             self._unsaved = {}  # not before: a signal may end the writing
 
     def resume(self, engine: Engine) -> tuple[RunState, list[str]]:

@@ -15,12 +15,13 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from pydantic import TypeAdapter
@@ -38,6 +39,7 @@ FORMAT = 3
 """Of a manifest and the tensors beside it."""
 _MANIFEST = TypeAdapter(Manifest)
 _KEEP = 2
+_HELD_BYTES = 1 << 28  # of clients' parts that changed since the last checkpoint
 _NAME = re.compile(r"round-(\d{6,})")
 T = TypeVar("T")
 Best = Callable[[int], int]
@@ -298,6 +300,15 @@ def load(path: Path, like: RunState) -> RunState:
     )
 
 
+def let_go(state: RunState, folder: Path, start: RunState) -> None:
+    """Let a state that was saved read clients' parts from there, where they take much memory."""
+    if isinstance(state.local, ChainMap):
+        held = [v for pack in state.local.maps[0].values() for v in pack.vectors.values()]
+        if sum(vector.nbytes for vector in held) > _HELD_BYTES:
+            saved = load(place_of(folder, state.round), start).local
+            state.local.maps[:] = [{}, cast(MutableMapping[str, Pack], saved)]
+
+
 def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
     try:
         return layout.pack(state)
@@ -310,14 +321,14 @@ def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
 def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState | None, list[str]]:
     """Find the newest checkpoint that is whole, if any was written, and say which ones were not.
 
-    Where it is lazy, clients' parts are read, and verified, when they are asked for.
+    Clients' parts are read and verified when they are asked for; unless it is lazy, once before.
     """
 
     def read(path: Path) -> RunState:
         state = load(path, like)
-        if lazy:
-            return state
-        return replace(state, local=dict(state.local), untrained=dict(state.untrained))
+        for parts in () if lazy else (state.local, state.untrained):
+            deque(parts.values(), maxlen=0)
+        return state
 
     return _first_whole(folder, read)
 
