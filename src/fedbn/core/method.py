@@ -78,11 +78,7 @@ class Proximal(Rule):
     """
 
     mu: float
-
-    @property
-    def label(self) -> str:
-        """As on the command line."""
-        return f"prox({self.mu:g})"
+    word = "prox"
 
     def value(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> Tensor:
         """The term itself."""

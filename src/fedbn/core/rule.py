@@ -269,6 +269,7 @@ class Rule(Protocol):
     """What a client and the server do beside training and combining; a subclass says what differs.
 
     Attributes:
+        word: What it is called on the command line, before its numbers.
         needs: What the formula assumes of training; anything else is refused.
         used: The local memory that a client is scored and used with, in place of the joined model.
         moves: Whether `server` changes the model's own entries.
@@ -277,6 +278,7 @@ class Rule(Protocol):
             cannot grow.
     """
 
+    word: ClassVar[str] = ""
     needs: ClassVar[frozenset[Need]] = frozenset()
     used: ClassVar[str] = ""
     moves: ClassVar[bool] = False
@@ -285,7 +287,9 @@ class Rule(Protocol):
 
     @property
     def label(self) -> str:
-        """The rule as one writes it on the command line."""
+        """The rule as one writes it on the command line: its word and its numbers, the fields."""
+        numbers = ", ".join(f"{value:g}" for value in vars(self).values())
+        return f"{self.word}({numbers})" if numbers else self.word
 
     def declare(self, model: ModelParts) -> Iterable[Memory]:
         """Name further entries."""

@@ -45,7 +45,7 @@ class Scaffold(Rule):
     """
 
     needs = frozenset[Need]({"plain SGD", "uniform weights"})
-    label = "scaffold"
+    word = "scaffold"
 
     def declare(self, model: ModelParts) -> Iterator[Memory]:
         """C, which travels, and c_i, which does not."""
@@ -97,13 +97,9 @@ class FedDyn(Rule):
     """
 
     alpha: float
+    word = "feddyn"
     needs = frozenset[Need]({"uniform weights"})
     moves = True
-
-    @property
-    def label(self) -> str:
-        """As on the command line."""
-        return f"feddyn({self.alpha:g})"
 
     def declare(self, model: ModelParts) -> Iterator[Memory]:
         """The client's last gradient, and the server's sum of moves."""
@@ -157,13 +153,9 @@ class Ditto(Rule):
     """
 
     lam: float
+    word = "ditto"
     used = "personal"
     several = True
-
-    @property
-    def label(self) -> str:
-        """As on the command line."""
-        return f"ditto({self.lam:g})"
 
     def declare(self, model: ModelParts) -> Iterator[Memory]:
         """All of the model once more."""
@@ -202,12 +194,8 @@ class FixedStatistics(Rule):
     """
 
     share: float
+    word = "fixbn"
     depends_on_rounds = True
-
-    @property
-    def label(self) -> str:
-        """As on the command line."""
-        return f"fixbn({self.share:g})"
 
     def round(self, client: ClientRound, train: LocalTraining) -> Trained:
         """Train all, or all but the statistics."""
@@ -234,12 +222,8 @@ class HeadFirst(Rule):
     """
 
     epochs: int
+    word = "head_first"
     several = True
-
-    @property
-    def label(self) -> str:
-        """The rule's name and passes."""
-        return f"head_first({self.epochs})"
 
     def declare(self, model: ModelParts) -> tuple[Memory, ...]:
         """Nothing is remembered but what the method keeps local anyway."""
