@@ -16,23 +16,18 @@ PERCENT = "%"
 class Metric:
     """A number that says how good predictions are.
 
-    Attributes:
-        name: As in records: `balanced_accuracy`.
-        higher: Whether more of it is better.
-        unit: `%` for a share, which is shown times a hundred; otherwise what to write behind it.
-        value: Of outputs, targets (arrays of n samples) and weights (r, n): r numbers, one a row
-            of weights. All weights 1 give the metric itself, counts of a bootstrap its resamples.
-            None where a record tells of a metric, and nobody computes it.
-
     Examples:
         >>> dice = Metric("dice", higher=True, unit="%")
         >>> dice.title, dice.said(0.8127), Metric("mae", higher=False).said(0.0123)
         ('dice, %', '81.3', '0.0123')
     """
 
-    name: str
-    higher: bool
-    unit: str = ""
+    name: str  # as in records: `balanced_accuracy`
+    higher: bool  # whether more of it is better
+    unit: str = ""  # `%` for a share, shown times a hundred; otherwise what to write behind it
+    # Of outputs, targets (arrays of n samples) and weights (r, n): r numbers, one a row of weights.
+    # All weights 1 give the metric itself, counts of a bootstrap its resamples. None where a record
+    # tells of a metric, and nobody computes it.
     value: Callable[[Any, Any, Any], Any] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -30,55 +30,30 @@ from fedbn.errors import ConfigError, ModelError, blamed, reason
 class Training:
     """How clients train and how rounds are made of it.
 
-    Attributes:
-        rounds: Communication rounds.
-        local_epochs: Passes over its data that a client makes a round (the paper's E).
-        local_steps: Batches a round, in place of `local_epochs`.
-        batch_size: Samples a batch (the paper's B); None for all at once.
-        last_batch: What is left over at the end of a pass: a batch of its own (`keep`; a single
-            sample joins the batch before it), part of the batch before it (`merge`), or left out
-            of that pass (`drop`).
-        optimizer: Name of a class in `torch.optim`.
-        optimizer_args: Its arguments beside the learning rate.
-        lr: The learning rate.
-        unequal: Whether clients of unequal size train on what they have (`own`) or repeat samples
-            to as many steps as the largest (`repeat`, the paper's appendix E.5).
-        weighting: Weight of a client in a mean.
-        max_share: The largest share of the weights that one client may have.
-        participation: The share of clients that takes part in a round.
-        min_clients: A round with fewer usable updates ends the run.
-        device: Where the model trains.
-        schedule: Name of a class in `torch.optim.lr_scheduler`, a step of which is a round; None
-            for the same learning rate in all.
-        schedule_args: Its arguments.
-        clip_norm: The longest that a gradient may be, over all that is stepped; a longer one is
-            made shorter after all that rules change, before the step. None for no limit.
-        amp: In what type a training pass computes where torch's autocast takes it; None for the
-            model's own.
-        patience: Rounds without a better validation score that end the run; None for all rounds.
-        fast: Whether anything may be done for speed that changes last bits.
+    Each field is the key of `[training]` of that name, which `docs/configuration.md` describes; a
+    `batch_size` of None takes all samples at once.
     """
 
-    rounds: int = 1
-    local_epochs: int = 1
-    local_steps: int | None = None
-    batch_size: int | None = 32
-    last_batch: Literal["keep", "merge", "drop"] = "keep"
-    optimizer: str = "SGD"
+    rounds: int = 1  # communication rounds
+    local_epochs: int = 1  # passes over its data that a client makes a round: the paper's E
+    local_steps: int | None = None  # batches a round, in place of `local_epochs`
+    batch_size: int | None = 32  # samples a batch: the paper's B
+    last_batch: Literal["keep", "merge", "drop"] = "keep"  # what is left over after a pass
+    optimizer: str = "SGD"  # a class of `torch.optim`
     optimizer_args: Mapping[str, Any] = field(default_factory=dict)
     lr: float = 0.01
-    unequal: Literal["own", "repeat"] = "own"
-    weighting: Weighting = "uniform"
-    max_share: float = 1.0
-    participation: float = 1.0
-    min_clients: int = 1
-    device: str = "cpu"
-    schedule: str | None = None
+    unequal: Literal["own", "repeat"] = "own"  # `repeat`: as many steps as the largest, as in E.5
+    weighting: Weighting = "uniform"  # of a client in a mean
+    max_share: float = 1.0  # of the weights, that one client may have
+    participation: float = 1.0  # the share of clients that takes part in a round
+    min_clients: int = 1  # a round with fewer usable updates ends the run
+    device: str = "cpu"  # where the model trains
+    schedule: str | None = None  # a class of `torch.optim.lr_scheduler`, a step of which is a round
     schedule_args: Mapping[str, Any] = field(default_factory=dict)
-    clip_norm: float | None = None
-    amp: Literal["bfloat16"] | None = None
-    patience: int | None = None
-    fast: bool = True
+    clip_norm: float | None = None  # the longest gradient, after all that rules change
+    amp: Literal["bfloat16"] | None = None  # what passes compute in where torch's autocast takes it
+    patience: int | None = None  # rounds without a better validation score that end the run
+    fast: bool = True  # whether anything may be done for speed that changes last bits
 
     @cached_property
     def _rates(self) -> tuple[float, ...]:

@@ -26,28 +26,19 @@ _LONGEST = 50  # signs of a metric's name
 
 @dataclass(frozen=True)
 class Task:
-    """What models learn.
+    """What models learn."""
 
-    Attributes:
-        name: What it is called.
-        targets: The kind of targets it learns from.
-        loss: The mean loss of a batch, from outputs and targets.
-        metrics: What is measured; the first decides.
-        keep: Predictions: what is kept of outputs to measure and to predict by.
-        probabilities: Outputs as probabilities; None where they are none.
-        vote: Outputs and targets of groups, from those of their samples; None where groups are
-            not scored.
-        loss_for: Makes a client's loss of its training targets and the number of classes, where
-            it depends on them (class weights).
-    """
-
-    name: str
-    targets: Targets
-    loss: Loss
-    metrics: tuple[Metric, ...]
+    name: str  # what it is called
+    targets: Targets  # the kind of targets it learns from
+    loss: Loss  # the mean loss of a batch, from outputs and targets
+    metrics: tuple[Metric, ...]  # what is measured; the first decides
+    # predictions: what is kept of outputs to measure and to predict by
     keep: Callable[[Tensor], Tensor] = Tensor.detach
-    probabilities: Callable[[Tensor], Tensor] | None = None
+    probabilities: Callable[[Tensor], Tensor] | None = None  # outputs as such; None: they are none
+    # outputs and targets of groups, from those of their samples; None where groups are not scored
     vote: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    # makes a client's loss of its training targets and the number of classes, where it depends on
+    # them (class weights)
     loss_for: Callable[[Tensor, int], Loss] | None = None
 
     def facts(self) -> dict[str, Any]:
