@@ -50,7 +50,7 @@ def mlp(classes: int, input_shape: tuple[int, ...], hidden: Sequence[int] = (64,
     widths = [prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
     for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+        layers += _dense(inputs, outputs)
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
@@ -59,16 +59,10 @@ def small_cnn(classes: int, input_shape: tuple[int, ...], width: int = 16) -> nn
     channels, rows, columns = input_shape
     quarter = -(-rows // 4) * -(-columns // 4)
     return nn.Sequential(
-        nn.Conv2d(channels, width, 5, stride=2, padding=2),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 5, stride=2, padding=2),
-        nn.BatchNorm2d(2 * width),
-        nn.ReLU(),
+        *_conv(channels, width, stride=2),
+        *_conv(width, 2 * width, stride=2),
         nn.Flatten(),
-        nn.Linear(2 * width * quarter, 64),
-        nn.BatchNorm1d(64),
-        nn.ReLU(),
+        *_dense(2 * width * quarter, 64),
         nn.Linear(64, classes),
     )
 
