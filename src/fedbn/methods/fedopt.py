@@ -26,29 +26,24 @@ ABOUT = {
 
 def fedavgm(lr: float = 1.0, beta: float = 0.9) -> Method:
     """FedAvg with momentum at the server (Hsu et al. 2019)."""
-    return _method("fedavgm", server_momentum(lr, beta), server_momentum(), (lr, beta))
+    return _method("fedavgm", server_momentum(lr, beta), server_momentum())
 
 
 def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """FedAvg with Adam at the server (Reddi et al. 2021)."""
-    given = (lr, beta1, beta2, tau)
-    return _method("fedadam", server_adam(*given), server_adam(), given)
+    return _method("fedadam", server_adam(lr, beta1, beta2, tau), server_adam())
 
 
 def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """FedAvg with Yogi at the server (Reddi et al. 2021)."""
-    given = (lr, beta1, beta2, tau)
-    return _method("fedyogi", server_yogi(*given), server_yogi(), given)
+    return _method("fedyogi", server_yogi(lr, beta1, beta2, tau), server_yogi())
 
 
 def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Method:
     """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
-    given = (lr, beta1, tau)
-    return _method("fedadagrad", server_adagrad(*given), server_adagrad(), given)
+    return _method("fedadagrad", server_adagrad(lr, beta1, tau), server_adagrad())
 
 
-def _method(
-    word: str, server: ServerOptimizer, usual: ServerOptimizer, given: tuple[float, ...]
-) -> Method:
-    written = f"{word}({', '.join(f'{value:g}' for value in given)})"
-    return Method(word if server == usual else written, server=server)
+def _method(word: str, server: ServerOptimizer, usual: ServerOptimizer) -> Method:
+    numbers = server.label.removeprefix(server.name)
+    return Method(word if server == usual else f"{word}{numbers}", server=server)
