@@ -265,13 +265,9 @@ def absurd(update: Pack, before: Pack) -> str | None:
     """Say how an update is absurdly far from where it started, or None where it is not.
 
     Examples:
-        >>> import torch
-        >>> from torch import nn
-        >>> from fedbn.core.packing import StateLayout
-        >>> from fedbn.core.state import entries
-        >>> layer = nn.Linear(2, 1)
+        >>> layer = torch.nn.Linear(2, 1)
         >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())
-        >>> far = StateLayout.of(entries(layer)).pack({n: v + 1e9 for n, v in start.state.items()})
+        >>> far = start.layout.pack({n: v + 1e9 for n, v in start.state.items()})
         >>> absurd(start, start) is None, absurd(far, start) is None
         (True, False)
     """
