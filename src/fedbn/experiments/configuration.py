@@ -215,11 +215,8 @@ def exists(path: Path) -> bool:
 
 def with_absolute_paths(raw: Raw) -> Raw:
     """Make paths absolute, so that a run can be resumed from any directory."""
-    for key in (*PATHS, *(f"sweep.{key}" for key in PATHS)):
-        value: Any = raw
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, str | list):
+    for key, value in flat(raw):
+        if key.removeprefix("sweep.") in PATHS:
             raw = placed(raw, key, _absolute(value, key))
     return raw
 

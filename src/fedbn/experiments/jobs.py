@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from fedbn.methods import parse_method, pieces_of
 from fedbn.registry import Held
 from fedbn.runs import metrics
 from fedbn.runs.folder import folder_name
+from fedbn.text import flat
 
 DEFAULT = "default"
 Key = tuple[str, str, int]
@@ -80,7 +81,15 @@ def settings(experiment: Experiment) -> list[Setting]:
 
 def axes(experiment: Experiment) -> dict[str, list[Any]]:
     """Map each key that varies to its values."""
-    found = dict(_axes(experiment.sweep))
+    found: dict[str, list[Any]] = {}
+    for section in experiment.sweep:
+        if section not in _SECTIONS:
+            raise ConfigError(f"sweep: {unknown('section', section, _SECTIONS)}")
+    for key, values in flat(experiment.sweep):
+        if isinstance(values, list) and values:
+            found[key] = values
+        elif values != {}:  # a section without keys
+            raise ConfigError(f"sweep.{key} = {values!r}: expected a list of values")
     if isinstance(experiment.method.mu, list):
         found["method.mu"] = experiment.method.mu
     return found
@@ -137,19 +146,6 @@ def _check_folders(keys: Iterable[Key]) -> None:
         if name in taken:
             raise ConfigError(f"methods {taken[name]!r} and {method!r} would share a folder")
         taken[name] = method
-
-
-def _axes(sweep: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, list[Any]]]:
-    for key, value in sweep.items():
-        path = f"{above}{key}"
-        if not above and key not in _SECTIONS:
-            raise ConfigError(f"sweep: {unknown('section', key, _SECTIONS)}")
-        if isinstance(value, Mapping):
-            yield from _axes(value, f"{path}.")
-        elif isinstance(value, list) and value:
-            yield path, value
-        else:
-            raise ConfigError(f"sweep.{path} = {value!r}: expected a list of values")
 
 
 def _setting(base: Mapping[str, Any], values: Mapping[str, Any], held: Held | None) -> Setting:
