@@ -91,6 +91,14 @@ def find(package: ModuleType, name: str, what: str, held: Held | None = None) ->
     return found
 
 
+def signature_of(build: Callable[..., Any], where: str) -> inspect.Signature:
+    """What a function that was found takes; some of those that are written in C do not tell."""
+    try:
+        return inspect.signature(build)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}; expected a function or class of Python") from error
+
+
 def described(package: str) -> dict[str, str]:
     """What each name of a package is, in one line, without importing it: torch takes seconds.
 

@@ -104,6 +104,7 @@ def test_a_wrong_value_is_named_and_nothing_is_written(
         (["--model", "../evil:Net"], "not a module's name"),
         (["--model", "math:hypotenuse"], "did you mean 'hypot'?"),
         (["--model", "builtins:dict"], "expected a function or class of Python"),
+        (["--set", "task.name=builtins:dict"], "task builtins:dict: no signature found"),
         (["--method", "fedbn+"], "cannot read the method ''"),
         (["--method", "fedprox(mu=nan)"], "fedprox"),
         (["--data", "x" * 300], "unknown data set"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -125,7 +124,7 @@ def model_builder(
     name = section.name or suggested_for(federation)
     build = own or registry.find(fedbn.models, name, "model", section.held)
     given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
-    signature = _signature(build, f"model {name}")
+    signature = registry.signature_of(build, f"model {name}")
     arguments = {key: value for key, value in given.items() if key in signature.parameters}
     arguments |= section.args
     try:
@@ -213,7 +212,7 @@ def _unwrapped(name: str, expected: set[str]) -> str:
 
 def options_of(build: Callable[..., Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check options against a data set's signature."""
-    parameters = _signature(build, where).parameters
+    parameters = registry.signature_of(build, where).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(given)
     if "path" in given and "path" not in parameters:
@@ -240,10 +239,3 @@ def options_of(build: Callable[..., Any], given: Mapping[str, Any], where: str) 
         problem = error.errors(include_url=False)[0]
         raise ConfigError(f"{where}: data.{explained(problem, model)}") from error
     return dict(given)
-
-
-def _signature(build: Callable[..., Any], where: str) -> inspect.Signature:
-    try:
-        return inspect.signature(build)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}; expected a function or class of Python") from error

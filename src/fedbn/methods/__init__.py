@@ -6,7 +6,6 @@ Adding a file here adds a method.
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -91,10 +90,7 @@ def _built(
         )
     build = find(match["name"])
     args, kwargs = _arguments(match["args"] or "", piece)
-    try:
-        signature = inspect.signature(build)
-    except ValueError as error:
-        raise ConfigError(f"method {piece!r}: {error}; expected a Python function") from error
+    signature = registry.signature_of(build, f"method {piece!r}")
     try:
         bound = signature.bind_partial(*args, **kwargs)
         for name, value in (defaults or {}).items():

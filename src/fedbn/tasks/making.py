@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -73,7 +72,8 @@ class TaskChoice:
         build = self.task or "classification"
         if isinstance(build, str):
             build = registry.find(fedbn.tasks, build, "task", self.held)
-        weighs = "class_weights" in inspect.signature(build).parameters
+        signature = registry.signature_of(build, f"task {_called(self.task)}")
+        weighs = "class_weights" in signature.parameters
         if self.class_weights is not None and not weighs:
             raise ConfigError(f"task {_called(self.task)} takes no class_weights")
         made = build(class_weights=self.class_weights) if weighs else build()
