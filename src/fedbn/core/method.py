@@ -17,6 +17,7 @@ from torch import Tensor
 from fedbn.core.aggregation import Aggregator, Mean, ServerOptimizer, Weighted
 from fedbn.core.packing import Pack
 from fedbn.core.rule import (
+    ROUNDS,
     ClientRound,
     LocalTraining,
     Memories,
@@ -27,7 +28,6 @@ from fedbn.core.rule import (
     ServerRound,
     Trained,
     declared,
-    entries_of,
     word_of,
 )
 from fedbn.core.selectors import BATCHNORM, Selector, everything, local
@@ -191,8 +191,10 @@ class Method:
         return {name: memory for name, memory in found.items() if name.startswith(names)}
 
     def remembered(self, entries: Iterable[Entry], place: Place) -> tuple[Entry, ...]:
-        """The entries that the rules declare in one place."""
-        return entries_of(self.memories(entries), place)
+        """The entries that rules declare in one place; if local and late, a count of rounds too."""
+        chosen = {n: m for n, m in self.memories(entries).items() if m.place == place}
+        own = [replace(m.like, name=n, kind=Kind.RULE, trainable=False) for n, m in chosen.items()]
+        return (ROUNDS, *own) if any(m.begins_late for m in chosen.values()) else tuple(own)
 
     def shared(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Pick the entries that are exchanged, those of rules last."""

@@ -331,16 +331,6 @@ def declared(rules: Sequence[Rule], parts: ModelParts) -> dict[str, Memory]:
     return found
 
 
-def entries_of(memories: Mapping[str, Memory], place: Place) -> tuple[Entry, ...]:
-    """The entries of one place; with local ones that begin late, a count of rounds."""
-    chosen = {name: memory for name, memory in memories.items() if memory.place == place}
-    counted = any(memory.begins_late for memory in chosen.values())
-    return (
-        *((ROUNDS,) if counted else ()),
-        *(replace(m.like, name=n, kind=Kind.RULE, trainable=False) for n, m in chosen.items()),
-    )
-
-
 def wrapped(
     rules: Sequence[tuple[Rule, ClientRound]],
     train: Callable[[Asked], Trained],
