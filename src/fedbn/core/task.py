@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedbn.core.federation import Targets, targets_of
 from fedbn.core.metric import ACCURACY, Metric
-from fedbn.errors import ConfigError, blamed, reason
+from fedbn.errors import ConfigError, blamed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _LONGEST = 50  # signs of a metric's name
@@ -68,10 +68,8 @@ def measure(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
 def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
     """Refuse a loss that gives no number, or none that can be descended."""
     outputs = outputs.detach().requires_grad_()
-    try:
+    with blamed(ConfigError, "task.loss fails on a batch of two"):
         found = loss(outputs, targets)
-    except Exception as error:
-        raise ConfigError(f"task.loss fails on a batch of two: {reason(error)}") from error
     if not isinstance(found, Tensor) or found.dim():
         got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(f"task.loss gives {got} for a batch; legal is one number, a mean or sum")
@@ -86,10 +84,9 @@ def check_targets(task: Task, found: Tensor, where: str) -> None:
     """Refuse targets that a task does not learn from, with the task that does."""
     kind = targets_of(found)
     if kind is not None and kind != task.targets:
-        fitting = f"; task.name = {FITTING[kind]!r} fits" if kind in FITTING else ""
         raise ConfigError(
-            f"task {task.name} learns from {task.targets.value}, but {where} has "
-            f"{kind.value}{fitting}"
+            f"task {task.name} learns from {task.targets.value}, but {where} has {kind.value}; "
+            f"task.name = {FITTING[kind]!r} fits"
         )
 
 

@@ -148,9 +148,8 @@ def model_builder(
 def task_of(experiment: Experiment, federation: Federation, own: TaskChoice | None = None) -> Task:
     """Make the task: the one named or given, or the one that the data's targets are for."""
     section, further = experiment.task, experiment.evaluation.metrics
-    fitting = FITTING.get(federation.targets or Targets.CLASS, "classification")
     named = TaskChoice(
-        section.name or fitting,
+        section.name or FITTING[federation.targets or Targets.CLASS],
         section.loss,
         section.metrics,
         section.class_weights,

@@ -40,7 +40,7 @@ def multilabel(class_weights: ClassWeights = None) -> Task:
         keep=_sigmoid,
         probabilities=_sigmoid,
     )
-    return _weighted(task, class_weights, weighted_labels, balanced_labels)
+    return _weighted(task, class_weights, binary_cross_entropy, balanced_labels)
 
 
 def regression() -> Task:
@@ -102,17 +102,12 @@ def weighted_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | N
     return functional.cross_entropy(outputs, targets, weight=weight)
 
 
-def weighted_labels(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+def binary_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Binary cross entropy of every label; a label that is there counts as much as it weighs."""
     positive = None if weights is None else weights.to(outputs)
     return functional.binary_cross_entropy_with_logits(
         outputs, targets.to(outputs.dtype), pos_weight=positive
     )
-
-
-def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross entropy of every label."""
-    return weighted_labels(outputs, targets, None)
 
 
 def dice(outputs: Tensor, targets: Tensor) -> Tensor:
