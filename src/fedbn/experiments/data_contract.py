@@ -154,6 +154,11 @@ def _tables(given: Options, contract: ContractSection, site: str | None) -> Fede
     label = given.get("label") or contract.label
     if label is None:
         raise ConfigError("data.contract.label or data.label is needed: the column of classes")
+    if not contract.columns:
+        raise ConfigError(
+            "data.contract.columns is needed for tables: one [[data.contract.columns]] a feature"
+        )
+    columns = [Column(c.name, tuple(c.values) if c.values else None) for c in contract.columns]
     remarks = [text for table in found.values() for text in _checked(table, contract, label)]
     options = TableOptions(
         **{
@@ -161,9 +166,7 @@ def _tables(given: Options, contract: ContractSection, site: str | None) -> Fede
             "label": label,
             "missing": contract.missing,
             "classes": tuple(contract.classes),
-            "columns": [
-                Column(c.name, tuple(c.values) if c.values else None) for c in _of(contract)
-            ],
+            "columns": columns,
         }
     )
     federation = table_federation(path.resolve().stem, found, options)
@@ -182,18 +185,10 @@ def own_tables(given: Options, site: str | None) -> dict[str, Table]:
     raise DataError(f"{shown(path)}: {unknown('site', site, found)}")
 
 
-def _of(contract: ContractSection) -> Sequence[ColumnSection]:
-    if not contract.columns:
-        raise ConfigError(
-            "data.contract.columns is needed for tables: one [[data.contract.columns]] a feature"
-        )
-    return contract.columns
-
-
 def _checked(table: Table, contract: ContractSection, label: str) -> list[str]:
     """Refuse a table that does not fit the contract; say what is there beside it."""
     table.column(label, "data.label")
-    remarks = [text for column in _of(contract) for text in _column(table, column)]
+    remarks = [text for column in contract.columns for text in _column(table, column)]
     known = {label, *(column.name for column in contract.columns)}
     beside = [name for name in table.columns if name not in known]
     if beside:
