@@ -56,15 +56,11 @@ class DataError(FedbnError):
 
 
 class Misfit(DataError):  # noqa: N818
-    """Data that does not fit what all sites agreed on.
-
-    Attributes:
-        public: What another may be told of it: no path, no row, no value.
-    """
+    """Data that does not fit what all sites agreed on; `public` has no path, no row, no value."""
 
     def __init__(self, text: str, public: str):
         super().__init__(text)
-        self.public = public
+        self.public = public  # what another may be told of it
 
 
 class TooFewClients(FedbnError):  # noqa: N818 - the name says what happened
