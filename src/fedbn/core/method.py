@@ -174,49 +174,45 @@ class Method:
         bare = (rule.penalty if isinstance(rule, PenaltyRule) else rule for rule in self.rules)
         return tuple(one for one in bare if isinstance(one, Penalty))
 
-    def parts(self, entries: Iterable[Entry]) -> ModelParts:
+    def parts(self, entries: Sequence[Entry]) -> ModelParts:
         """Divide a model's entries, tensors of several names once."""
-        found = tuple(entries)
-        shared, local = (self._picked(found, shared) for shared in (True, False))
+        shared, local = (self._picked(entries, shared) for shared in (True, False))
         return ModelParts(*(tuple(e for e in p if e.alias_of is None) for p in (shared, local)))
 
-    def memories(self, entries: Iterable[Entry]) -> dict[str, Memory]:
+    def memories(self, entries: Sequence[Entry]) -> dict[str, Memory]:
         """What the rules declare for a model, by the full names of the entries."""
         return declared(self.rules, self.parts(entries)) if self.rules else {}
 
-    def used_memories(self, entries: Iterable[Entry]) -> dict[str, Memory]:
+    def used_memories(self, entries: Sequence[Entry]) -> dict[str, Memory]:
         """What clients are scored and used with in place of the joined model's entries."""
         names = tuple(f"{word_of(rule)}.{rule.used}/" for rule in self.rules if rule.used)
         found = self.memories(entries) if names else {}
         return {name: memory for name, memory in found.items() if name.startswith(names)}
 
-    def remembered(self, entries: Iterable[Entry], place: Place) -> tuple[Entry, ...]:
+    def remembered(self, entries: Sequence[Entry], place: Place) -> tuple[Entry, ...]:
         """The entries that rules declare in one place; if local and late, a count of rounds too."""
         chosen = {n: m for n, m in self.memories(entries).items() if m.place == place}
         own = [replace(m.like, name=n, kind=Kind.RULE, trainable=False) for n, m in chosen.items()]
         return (ROUNDS, *own) if any(m.begins_late for m in chosen.values()) else tuple(own)
 
-    def shared(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    def shared(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         """Pick the entries that are exchanged, those of rules last."""
-        found = tuple(entries)
-        return (*self._picked(found, shared=True), *self.remembered(found, "shared"))
+        return (*self._picked(entries, shared=True), *self.remembered(entries, "shared"))
 
-    def local(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    def local(self, entries: Sequence[Entry]) -> tuple[Entry, ...]:
         """Pick the entries that stay with the client, those of rules last."""
-        found = tuple(entries)
-        return (*self._picked(found, shared=False), *self.remembered(found, "local"))
+        return (*self._picked(entries, shared=False), *self.remembered(entries, "local"))
 
-    def _picked(self, entries: tuple[Entry, ...], shared: bool) -> tuple[Entry, ...]:
+    def _picked(self, entries: Sequence[Entry], shared: bool) -> tuple[Entry, ...]:
         """A tensor of several names stays local when one of its names does."""
         kept = {entry.alias_of or entry.name for entry in entries if not self.share(entry)}
         return tuple(e for e in entries if ((e.alias_of or e.name) not in kept) == shared)
 
-    def check(self, entries: Iterable[Entry], allow_no_batchnorm: bool = False) -> None:
+    def check(self, entries: Sequence[Entry], allow_no_batchnorm: bool = False) -> None:
         """Refuse a model in which there is nothing of what this method keeps local.
 
         Without this, FedBN on a model without BatchNorm is FedAvg under another name.
         """
-        entries = tuple(entries)
         if not entries:
             return
         self.share.check(entries)
@@ -233,9 +229,8 @@ class Method:
                 + "or set method.allow_no_batchnorm = true"
             )
 
-    def remarks(self, entries: Iterable[Entry]) -> list[str]:
+    def remarks(self, entries: Sequence[Entry]) -> list[str]:
         """Point out what looks like BatchNorm and is shared, and words that may mean two things."""
-        entries = tuple(entries)
         said = [*self.share.remarks, *self.share.ambiguous(entries)]
         patterns = self._lookalikes(entries)
         if not patterns:
@@ -248,7 +243,7 @@ class Method:
             "fedbn.register_batchnorm says that their class is BatchNorm",
         ]
 
-    def _lookalikes(self, entries: tuple[Entry, ...]) -> list[str]:
+    def _lookalikes(self, entries: Sequence[Entry]) -> list[str]:
         """Patterns of layers with running statistics that are shared although BatchNorm is not.
 
         Types decide what is BatchNorm; the names here only serve to point a layer out.
