@@ -55,16 +55,6 @@ class _Moments:
         self.squares = self.squares + squares + apart.square() * (self.count * count / whole)
         self.count = whole
 
-    @property
-    def biased(self) -> Tensor:
-        """The variance that a layer normalises with."""
-        return self.squares / self.count
-
-    @property
-    def unbiased(self) -> Tensor:
-        """The variance that a layer keeps."""
-        return self.squares / max(self.count - 1, 1)
-
 
 class _Reached(BaseException):  # not an error, and no model should catch it
     """The layer that is being measured was reached; the rest of the pass is not needed."""
@@ -93,7 +83,8 @@ class _Sweep:
             if not self.whole:
                 raise _Reached
             self.measuring += 1
-        _set(layer, moments.mean, moments.biased)
+        # It normalises with the biased variance, and keeps the unbiased one (`_keep`).
+        _set(layer, moments.mean, moments.squares / moments.count)
 
 
 def tracked_norms(model: nn.Module) -> list[nn.Module]:
@@ -179,7 +170,7 @@ def _keep(layer: nn.Module, calls: list[_Moments]) -> None:
     if calls[0].count < 2:
         raise DataError("one value a channel: statistics need at least 2")
     mean = torch.stack([moments.mean for moments in calls]).mean(dim=0)
-    var = torch.stack([moments.unbiased for moments in calls]).mean(dim=0)
+    var = torch.stack([m.squares / max(m.count - 1, 1) for m in calls]).mean(dim=0)
     _set(layer, mean, var)
     if isinstance(counter := getattr(layer, "num_batches_tracked", None), Tensor):
         counter.fill_(len(calls))
