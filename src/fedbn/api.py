@@ -230,11 +230,7 @@ class RoundDone:
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """The results of several methods and seeds.
-
-    Attributes:
-        runs: Each result, by method and seed.
-    """
+    """The results of several methods and seeds; `runs` has each, by method and seed."""
 
     runs: Mapping[tuple[str, int], Result]
 
