@@ -13,11 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tomli_w
-
 from fedbn.core.best_round import early_stop, validation
 from fedbn.core.metric import first_metric
-from fedbn.core.rounds import Record
 from fedbn.core.schedule import rates
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import Raw, checked, held_by, held_experiment, placed
@@ -29,7 +26,6 @@ from fedbn.runs.folder import (
     RECORDS_ALONE,
     RunFolder,
     explained,
-    to_json,
     without_checkpoints,
     write_atomically,
 )
@@ -215,8 +211,7 @@ def _fill(folder: RunFolder, found: Merged) -> None:
         }
         for part in found.parts
     ]
-    write_atomically(folder.environment, to_json(environment))
-    write_atomically(folder.config, tomli_w.dumps(found.raw).encode())
+    folder.commit(found.raw, environment)
 
 
 def _same(first: Part, other: Part) -> Iterator[str]:
@@ -271,7 +266,7 @@ def _named(key: Key) -> str:
 
 
 def _text(rows: Rows) -> bytes:
-    return "".join(metrics.line(Record(**row)) for row in rows).encode()
+    return "".join(map(metrics.line, rows)).encode()
 
 
 def told(found: Merged) -> str:
