@@ -60,15 +60,15 @@ class _Reached(BaseException):  # not an error, and no model should catch it
     """The layer that is being measured was reached; the rest of the pass is not needed."""
 
 
+@dataclass
 class _Sweep:
     """Measures one call of a layer after another, in the order in which a pass makes them."""
 
-    def __init__(self, layers: list[nn.Module]):
-        self.layers = layers
-        self.calls: list[tuple[nn.Module, _Moments]] = []
-        self.measuring = 0
-        self.whole = False
-        self.place = 0  # in the pass over a chunk
+    layers: list[nn.Module]
+    whole: bool  # whether all data is one chunk
+    calls: list[tuple[nn.Module, _Moments]] = field(default_factory=list)
+    measuring: int = 0
+    place: int = 0  # in the pass over a chunk
 
     def see(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
         """Hear that a layer is called: before it computes anything."""
@@ -111,8 +111,7 @@ def estimate_statistics(model: nn.Module, x: Tensor | AnySplit, chunk: int = CHU
     """
     if len(x) < 2:
         raise DataError(f"{len(x)} sample(s): statistics need at least 2")
-    sweep = _Sweep(tracked_norms(model))
-    sweep.whole = len(x) <= chunk
+    sweep = _Sweep(tracked_norms(model), whole=len(x) <= chunk)
     data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
     model.eval()
     with _watched(sweep):

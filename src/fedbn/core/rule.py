@@ -198,15 +198,12 @@ class Asked:
 NOTHING = Asked()
 
 
+@dataclass(frozen=True)
 class LocalTraining:
-    """The usual local training of a client; a rule calls it once, or several times.
+    """The usual local training of a client; a rule calls it once, or several times."""
 
-    `outer` is what the rules around this one ask.
-    """
-
-    def __init__(self, run: Callable[[Asked], Trained], outer: Asked):
-        self._run = run
-        self._outer = outer
+    _run: Callable[[Asked], Trained]
+    _outer: Asked  # what the rules around this one ask
 
     def __call__(
         self,
