@@ -197,12 +197,9 @@ class AnySplit(Protocol):
     def stream(
         self, order: Iterable[Tensor | slice], seed: int = 0, per_pass: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take batches in an order, loading ahead where they are read.
+        """Take batches of indices in an order, loading ahead where they are read.
 
-        Args:
-            order: The indices of each batch.
-            seed: Decides what transforms of a sample draw.
-            per_pass: Batches of a pass over the data; 0 where there is one pass.
+        The seed decides what transforms draw; `per_pass` batches are a pass, 0 where there is one.
         """
 
     def take(self, index: Tensor) -> Self:

@@ -91,13 +91,12 @@ class Selector:
         def at(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple((last or "*") if name == LAST else name for name in names)
 
-        said = (*self.remarks, *remarks)
         return replace(
             self,
             local_names=at(self.local_names),
             shared_names=at(self.shared_names),
             words=(*self.words, LAST),
-            remarks=said,
+            remarks=(*self.remarks, *remarks),
         )
 
     def check(self, entries: Sequence[Entry]) -> None:
