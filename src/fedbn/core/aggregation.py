@@ -123,6 +123,10 @@ class Krum:
     f: int | None = None
     keep: int | None = 1  # how many of the best updates are averaged; None means n − f (multi-Krum)
 
+    def __post_init__(self) -> None:
+        if self.f is not None and (not isinstance(self.f, int) or self.f < 0):
+            raise ConfigError(f"f = {self.f!r} of Krum: legal are whole numbers >= 0")
+
     @property
     def fewest(self) -> int:
         """With fewer clients the rule promises nothing: 2 f + 3."""
@@ -167,18 +171,12 @@ def trimmed_mean(fraction: float = 0.2) -> Sorted:
 
 def krum(f: int | None = None) -> Krum:
     """Build Krum, tolerant of `f` hostile clients."""
-    return Krum(_count(f), keep=1)
+    return Krum(f, keep=1)
 
 
 def multi_krum(f: int | None = None) -> Krum:
     """Build multi-Krum: the mean of the n − f best updates."""
-    return Krum(_count(f), keep=None)
-
-
-def _count(f: int | None) -> int | None:
-    if f is not None and (not isinstance(f, int) or f < 0):
-        raise ConfigError(f"f = {f!r} of Krum: legal are whole numbers >= 0")
-    return f
+    return Krum(f, keep=None)
 
 
 def _distances(packs: list[Pack]) -> Tensor:
