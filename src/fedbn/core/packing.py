@@ -136,9 +136,9 @@ class Pack:
         for group, vector in self.vectors.items():
             vector.copy_(other.vectors[group])
 
-    def clone(self, device: torch.device | str = "cpu") -> Pack:
+    def clone(self) -> Pack:
         """Copy into memory of its own."""
-        copied = self.layout.zeros(device)
+        copied = self.layout.zeros()
         copied.copy_(self)
         return copied
 
