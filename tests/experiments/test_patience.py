@@ -94,6 +94,21 @@ def test_why_it_stopped_is_written_down_and_it_stays_stopped(tmp_path: Path) -> 
     assert Part.read(RunFolder(tmp_path / "run")).unfinished == []
 
 
+@pytest.mark.parametrize(("higher", "left"), [(True, []), (False, ["fedbn seed 0, round 3 of 9"])])
+def test_records_tell_by_their_own_metric_whether_patience_had_ended(
+    higher: bool, left: list[str], tmp_path: Path
+) -> None:
+    raw = {"methods": ["fedbn"], "seeds": [0], "training": {"epochs": 9, "patience": 2}}
+    wanted = checked({**raw, "evaluation": {"report": "best", "validation": 0.2}}, "a test")
+    judged = {"task": {"metrics": [{"name": "mae", "higher": higher, "unit": ""}]}}
+    rows = [
+        {"round": round, "split": "valid", "metric": "mae", "value": 1 / round}
+        for round in (1, 2, 3)
+    ]
+    part = Part(RunFolder(tmp_path), wanted, judged, {("fedbn", "default", 0): rows})
+    assert part.unfinished == left
+
+
 @pytest.mark.parametrize("at", [2, 5, 7])
 def test_a_run_that_was_interrupted_stops_where_it_would_have(at: int, tmp_path: Path) -> None:
     def interrupt(done: fedbn.RoundDone) -> None:

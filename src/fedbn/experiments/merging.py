@@ -120,12 +120,12 @@ class Part:
     @property
     def unfinished(self) -> list[str]:
         """Name the jobs that have not ended; what a merged run never had is none of them."""
-        found = []
+        found, metric = [], first_metric(self.environment)
         for key, (_, setting) in named_jobs(self.experiment).items():
             rounds = setting.experiment.training.total_rounds
             done = max((row["round"] for row in self.jobs.get(key, ())), default=0)
-            scores = validation(self.jobs.get(key, ()), first_metric(self.environment))
-            if early_stop(scores, setting.experiment.training.patience):
+            scores = validation(self.jobs.get(key, ()), metric)
+            if early_stop(scores, setting.experiment.training.patience, metric):
                 continue
             if done < rounds and (done or "merged" not in self.environment):
                 found.append(f"{_named(key)}, round {done} of {rounds}")
@@ -202,7 +202,8 @@ def _fill(folder: RunFolder, found: Merged) -> None:
     first = found.parts[0].environment
     environment = {**first, "config": found.raw, "seeds": found.raw["seeds"]}
     for name in ("data", "inputs", "weights"):
-        environment[name] = {k: v for p in found.parts for k, v in p.environment[name].items()}
+        own = [part.environment.get(name, {}) for part in found.parts]
+        environment[name] = {key: value for one in own for key, value in one.items()}
     environment["merged"] = [
         {
             "run": str(part.folder.path),
