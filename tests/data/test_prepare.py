@@ -25,7 +25,7 @@ from raw_digits import (
 import fedbn.datasets
 from fedbn import registry
 from fedbn.data import preparation
-from fedbn.data.preparation import Remote, provide
+from fedbn.data.preparation import DownloadListener, Remote, provide
 from fedbn.data.storage import Info
 from fedbn.datasets import info_of
 from fedbn.datasets.digits import digits
@@ -42,11 +42,9 @@ class Heard:
         self.told: list[str] = []
         self.bytes: dict[str, int] = {}
 
-    def tell(self, text: str) -> None:
-        self.told.append(text)
-
-    def progress(self, file: str) -> Counter:
-        return Counter(self, file)
+    @property
+    def listener(self) -> DownloadListener:
+        return DownloadListener(self.told.append, lambda file: Counter(self, file))
 
 
 class Counter:
@@ -129,7 +127,7 @@ def prepare(source: Path | None = None, name: str = "digits", **options: object)
     heard = Heard()
     if name == "digits":
         options = {"domains": ["mnist"], **options}
-    provide(name, info_of(name), options, source, heard)
+    provide(name, info_of(name), options, source, heard.listener)
     return heard
 
 
@@ -259,13 +257,13 @@ def test_other_data_without_an_address(data_folder, name):
 def test_a_data_set_that_recognises_no_files_takes_none_over(data_folder, tmp_path):
     info = Info("own", "1 of 2", 2, "4", "by hand", "none", files=("own/*",))
     with pytest.raises(ConfigError, match=r"data own takes no files over; put them in .*/own "):
-        provide("own", info, {}, tmp_path, Heard())
+        provide("own", info, {}, tmp_path, Heard().listener)
     file = tmp_path / "a.txt"
     file.write_text("mine")
 
     own = replace(info, places=lambda folder: {folder / "a.txt": Path("own/a.txt")})
     heard = Heard()
-    provide("own", own, {}, tmp_path, heard)
+    provide("own", own, {}, tmp_path, heard.listener)
     assert heard.told == ["own: 1 new file(s) taken over, 0 were there already"]
 
 

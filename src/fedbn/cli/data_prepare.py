@@ -24,7 +24,7 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.cli.data import Options, section_of, subjects
 from fedbn.core.federation import Federation
-from fedbn.data.preparation import DownloadProgress, provide
+from fedbn.data.preparation import DownloadListener, provide
 from fedbn.datasets import info_of
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.sources import load_federation
@@ -59,7 +59,7 @@ def prepare(
     section = section_of(name, set_)
     begun = time.monotonic()
     if ":" not in name:
-        provide(name, info_of(name), section.options, source, Downloads())
+        provide(name, info_of(name), section.options, source, DownloadListener(say, Download))
     got = time.monotonic()
     federation = load_federation(section)
     _print(federation, got - begun, time.monotonic() - got)
@@ -90,18 +90,6 @@ def _print(federation: Federation, getting: float, reading: float) -> None:
         f"\n{len(federation.clients)} client(s), {len(federation.classes)} classes, samples of "
         f"{shape}; {getting:.1f} s to get, {reading:.1f} s to read"
     )
-
-
-class Downloads:
-    """Tells on stderr how downloads are going."""
-
-    def tell(self, text: str) -> None:
-        """Print a sentence."""
-        say(text)
-
-    def progress(self, file: str) -> DownloadProgress:
-        """Follow a file."""
-        return Download(file)
 
 
 class Download:

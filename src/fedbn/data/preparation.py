@@ -19,10 +19,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedbn.data.benchmarks import checked_domains
 from fedbn.data.digit_domains import DigitsInfo, digits_folder
@@ -79,29 +79,16 @@ REMOTE = {
 """By digit domain."""
 
 
-class DownloadProgress(Protocol):
-    """How far one file has come, in bytes; what pooch asks of a progress bar."""
+@dataclass(frozen=True)
+class DownloadListener:
+    """Hears what is done; only the command line prints.
 
-    total: int
+    `follow` makes, for a file's name, what pooch asks of a progress bar: `total`, a number of
+    bytes, `update(count)`, `reset()` and `close()`.
+    """
 
-    def update(self, count: int) -> None:
-        """So many more have come."""
-
-    def reset(self) -> None:
-        """None have come."""
-
-    def close(self) -> None:
-        """All have come."""
-
-
-class DownloadListener(Protocol):
-    """Hears what is done; only the command line prints."""
-
-    def tell(self, text: str) -> None:
-        """Hear a sentence."""
-
-    def progress(self, file: str) -> DownloadProgress:
-        """Follow a file."""
+    tell: Callable[[str], None]
+    follow: Callable[[str], Any]
 
 
 class _FinalError(DataError):
@@ -131,7 +118,7 @@ def _fetch_once(url: str, md5: str, target: Path, listener: DownloadListener) ->
     pooch.get_logger().setLevel("WARNING")
     # Compressed files must arrive as they are.
     headers = {"Accept-Encoding": "identity"}
-    progress, incoming = listener.progress(target.name), target.parent / ".incoming"
+    progress, incoming = listener.follow(target.name), target.parent / ".incoming"
     get = pooch.HTTPDownloader(progressbar=progress, timeout=_SILENCE, headers=headers)
     try:
         pooch.retrieve(url, f"md5:{md5}", target.name, incoming, downloader=get)
