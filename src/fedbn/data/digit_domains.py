@@ -149,16 +149,16 @@ def blended(
     return made
 
 
-def read_photograph(file: Path, least: int = 28) -> NDArray[np.uint8]:
+def read_photograph(file: Path) -> NDArray[np.uint8]:
     """Read a photograph in colour, shrunk to at most 512 pixels a side."""
     with watched(), opened(file) as image:
         image.draft("RGB", (_LONGEST, _LONGEST))
         colour = image.convert("RGB")
     colour.thumbnail((_LONGEST, _LONGEST))
-    if min(colour.size) < least:
+    if min(colour.size) < SIDE:
         raise DataError(
             f"{file}: {colour.width}×{colour.height} pixels at 512 a side; "
-            f"at least {least}×{least} are needed"
+            f"at least {SIDE}×{SIDE} are needed"
         )
     return np.asarray(colour)
 
@@ -183,9 +183,9 @@ class DigitsInfo(Info):
 
     domains: tuple[str, ...] = DIGIT_DOMAINS
 
-    def is_there(self, root: Path | None = None) -> bool:
+    def is_there(self) -> bool:
         """Tell whether every domain is there or can be made."""
-        folder = root / "digits" if root else digits_folder()
+        folder = digits_folder()
         try:
             there = {domain for domain in DIGIT_DOMAINS if find_source(folder, domain)}
         except DataError:

@@ -53,10 +53,9 @@ class Info:
         """Tell whether the module it needs is there."""
         return not self.module or importlib.util.find_spec(self.module) is not None
 
-    def is_there(self, root: Path | None = None) -> bool:
+    def is_there(self) -> bool:
         """Tell whether the files it needs are below the data root."""
-        folder = root or data_root()
-        return all(any(folder.glob(pattern)) for pattern in self.files)
+        return all(any(data_root().glob(pattern)) for pattern in self.files)
 
 
 def data_root() -> Path:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -140,13 +140,10 @@ def evaluate_all(
     *,
     own: bool = False,
     resamples: int = 1000,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda client: None,
 ) -> Matrix:
     """Score every client's model, adapted sites' too, on every domain's test data.
 
     That is the run's own unless given; `own`: each training client on what it is tested on alone.
-    `progress` hears each client before its model is scored.
     """
     domains = domain_tests(trained) if tests is None else tests
     tested = {client.name: client.tests for client in trained.federation.clients} if own else {}
@@ -156,13 +153,12 @@ def evaluate_all(
     values: dict[str, Any] = {metric.name: {} for metric in metrics}
     confusion: dict[str, dict[str, NDArray[np.int64]]] = {}
     for client in clients:
-        progress(client)
         made = {
             domain: outcomes_of(trained, client, split)
             for domain, split in domains.items()
             if not own or domain in tested[client]
         }
-        found = {domain: scores(one, resamples, seed) for domain, one in made.items()}
+        found = {domain: scores(one, resamples) for domain, one in made.items()}
         for name in values:
             values[name][client] = {domain: one[name] for domain, one in found.items()}
         if trained.plan.task.targets is Targets.CLASS:
