@@ -84,10 +84,9 @@ def digits_mini(
     for name in chosen:
         number, render = list(DOMAINS).index(name), DOMAINS[name]
         mine = dealt[number :: len(DOMAINS)][: len(dealt) // len(DOMAINS)]
-        draws = np.random.default_rng([_SEED, number])
-        images = render(strokes[mine], draws)
-        training = np.diff(np.floor(np.arange(len(mine) + 1) * (1 - test_share))) > 0
-        wholes.append(_client(name, images, labels[mine], training, test_limit))
+        images = np.clip(render(strokes[mine], np.random.default_rng([_SEED, number])), 0, 1)
+        train, test = train_and_test(images, labels[mine], 1 - test_share)
+        wholes.append(Client(name, name, train, {name: thinned(test, test_limit)}))
     wanted = checked_sizes(sizes, {c.name: len(c.train) for c in wholes}, clients_per_domain)
     clients: list[Client] = []
     for whole in wholes:
@@ -99,18 +98,12 @@ def digits_mini(
     return Federation("digits_mini", tuple(clients), tuple(str(digit) for digit in range(10)))
 
 
-def _client(
-    name: str,
-    images: Images,
-    labels: NDArray[np.int64],
-    train: NDArray[np.bool_],
-    test_limit: int | None,
-) -> Client:
-    x = torch.from_numpy(np.clip(images, 0, 1) * 2 - 1).permute(0, 3, 1, 2).float().contiguous()
+def train_and_test(images: Images, labels: NDArray[np.int64], share: float) -> tuple[Split, Split]:
+    """Bring images (n, h, w, 3) to [−1, 1], and keep an evenly spread share of them to train on."""
+    x = torch.from_numpy(images * 2 - 1).permute(0, 3, 1, 2).float().contiguous()
     y = torch.from_numpy(labels).long()
-    chosen = torch.from_numpy(train)
-    test = thinned(Split(x[~chosen], y[~chosen]), test_limit)
-    return Client(name, name, Split(x[chosen], y[chosen]), {name: test})
+    train = torch.from_numpy(np.diff(np.floor(np.arange(len(y) + 1) * share)) > 0)
+    return Split(x[train], y[train]), Split(x[~train], y[~train])
 
 
 def by_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,14 +130,19 @@ def _inverted(strokes: Images, draws: np.random.Generator) -> Images:
 
 
 def _photo(strokes: Images, draws: np.random.Generator) -> Images:
-    photographs = [image / 255 for image in load_sample_images().images]
-    patches = np.empty((len(strokes), 28, 28, 3), np.float32)
-    for patch in patches:
-        source = photographs[draws.integers(len(photographs))]
-        top, left = (draws.integers(size - 28) for size in source.shape[:2])
-        patch[:] = source[top : top + 28, left : left + 28]
-    difference: Images = np.abs(patches - strokes[..., None])
+    difference: Images = np.abs(patches(len(strokes), 28, draws) - strokes[..., None])
     return difference
+
+
+def patches(count: int, side: int, draws: np.random.Generator) -> Images:
+    """Cut squares (count, side, side, 3) out of the photographs inside scikit-learn."""
+    photographs = [image / 255 for image in load_sample_images().images]
+    found = np.empty((count, side, side, 3), np.float32)
+    for patch in found:
+        source = photographs[draws.integers(len(photographs))]
+        top, left = (draws.integers(size - side) for size in source.shape[:2])
+        patch[:] = source[top : top + side, left : left + side]
+    return found
 
 
 def _faded(strokes: Images, draws: np.random.Generator) -> Images:

@@ -25,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from scipy import ndimage
-from sklearn.datasets import load_digits, load_sample_images
+from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation
 from fedbn.data.benchmarks import thinned
 from fedbn.data.storage import Info
-from fedbn.datasets.digits_mini import by_class, colour
+from fedbn.datasets.digits_mini import by_class, colour, patches, train_and_test
 from fedbn.errors import ConfigError, unknown
 
 INFO = {
@@ -76,13 +76,7 @@ def _colour(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
 
 
 def _background(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    photographs = [image / 255 for image in load_sample_images().images]
-    patches = np.empty_like(x)
-    for patch in patches:
-        source = photographs[draws.integers(len(photographs))]
-        top, left = (draws.integers(size - SIDE) for size in source.shape[:2])
-        patch[:] = source[top : top + SIDE, left : left + SIDE]
-    difference: Pictures = np.abs(level * patches - x)
+    difference: Pictures = np.abs(level * patches(len(x), SIDE, draws) - x)
     return difference
 
 
@@ -160,9 +154,7 @@ def _homes(labels: NDArray[np.int64], skew: float) -> NDArray[np.int64]:
 def _clients(
     name: str, x: Pictures, y: NDArray[np.int64], dial: str, strength: float
 ) -> list[Client]:
-    pictures = torch.from_numpy(x * 2 - 1).permute(0, 3, 1, 2).float().contiguous()
-    first = torch.from_numpy(np.diff(np.floor(np.arange(len(y) + 1) * _TRAIN)) > 0)
-    train, test = (Split(pictures[part], torch.from_numpy(y[part])) for part in (first, ~first))
+    train, test = train_and_test(x, y, _TRAIN)
     if dial == "clients":
         parts = [train.take(torch.arange(i, len(train), SITES)) for i in range(SITES)]
         several = parts[: max(1, round(SITES * strength))]
