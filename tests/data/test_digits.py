@@ -174,7 +174,7 @@ def test_without_equalizing_each_domain_keeps_its_size(data_folder: Path):
 
 def test_twins_on_both_sides_of_a_split_are_said(prepared: Path, monkeypatch: pytest.MonkeyPatch):
     assert not any("twin" in remark for remark in digits().remarks)  # divided already, elsewhere
-    monkeypatch.setattr("fedbn.datasets.digits.twins", lambda: True)
+    monkeypatch.setattr("fedbn.data.digit_domains.twins", lambda: True)
     size = sum(len(c.train) for c in digits().clients if c.domain == "mnist")
     said = f"about {size / 70_000:.0%} of its test digits have their twin in mnist's training data"
     assert any(said in remark for remark in digits().remarks)

@@ -13,16 +13,8 @@ from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, print_text
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
-from fedbn.results.comparison import (
-    Comparison,
-    Side,
-    compare as compared,
-    explanation,
-    markdown,
-    score_rows,
-    score_titles,
-    with_ends_only,
-)
+from fedbn.results import comparison
+from fedbn.results.comparison import Comparison, Side, score_rows, score_titles
 from fedbn.results.result_table import Grid, Shown, written
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
@@ -62,9 +54,9 @@ def compare(
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs: legal are two, or one")
     sides = [_side(path) for path in runs]
-    found = compared(sides[0], sides[-1], names)
+    found = comparison.compare(sides[0], sides[-1], names)
     if form == "text":
-        _print(with_ends_only(found))
+        _print(comparison.with_ends_only(found))
     else:
         emit(_rendered(found, form), end="")
 
@@ -83,7 +75,7 @@ def _side(path: Path) -> Side:
 
 def _rendered(found: Comparison, form: Form) -> str:
     if form in ("md", "markdown"):
-        return markdown(found)
+        return comparison.markdown(found)
     if form != "json":
         rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
         cells = tuple(tuple(Shown(text) for text in row[1:]) for row in rows)
@@ -103,5 +95,5 @@ def _print(found: Comparison) -> None:
     rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
     print_table(score_titles(found.metric), rows, numbers=range(2, 8))
     emit()
-    for text in (explanation(found), *found.remarks):
+    for text in (comparison.explanation(found), *found.remarks):
         print_text(text)

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress as RichProgress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 import fedbn.datasets
 from fedbn import registry
@@ -98,14 +91,19 @@ class Download:
     def __init__(self, file: str) -> None:
         self.total = self._done = 0
         self._file, self._told = file, time.monotonic()
-        self._bar: RichProgress | None = None
+        self._bar: progress.Progress | None = None
         if not sys.stderr.isatty():
             say(f"{file} ...")
             return
-        name, bar = TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)
-        speed = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        screen = Console(stderr=True)
-        self._bar = RichProgress(name, bar, *speed, console=screen, transient=True)
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
         self._task = self._bar.add_task(file, total=None)
         self._bar.start()
 

@@ -14,15 +14,8 @@ from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
-from fedbn.flower import preflight, server_app, site_app
+from fedbn.flower import credentials, preflight, server_app, site_app
 from fedbn.flower.audit_log import AuditLog, log_of
-from fedbn.flower.credentials import (
-    authority_fingerprint,
-    fingerprint as fingerprint_of,
-    public_bytes,
-    read_bundle,
-    read_key,
-)
 from fedbn.flower.federation_folder import FederationFolder, write_unit
 from fedbn.flower.internals_node import follow
 from fedbn.flower.internals_server import Control, set_environment
@@ -72,7 +65,7 @@ def init(
     write_unit(unit, f"fedbn federation {folder.path.name}", words, folder.path)
     for site in names:
         emit(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
-    emit(f"the authority: {authority_fingerprint(folder.ca.read_bytes())}")
+    emit(f"the authority: {credentials.authority_fingerprint(folder.ca.read_bytes())}")
     say(f"next: fedbn federation server {fed}")
 
 
@@ -121,14 +114,14 @@ def join(
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Be a site, until Ctrl-C: train when the server asks; data and BatchNorm stay here."""
-    home, given = (folder or home_of(bundle)).resolve(), read_bundle(bundle)
+    home, given = (folder or home_of(bundle)).resolve(), credentials.read_bundle(bundle)
     fine, text = preflight.private(bundle) if given.key else (True, "")
     if not fine:
         say(f"warning: {text}")
     given = known_authority(given, home, fingerprint)
     if address is not None:
         given = replace(given, address=address)
-    key = read_key(given.key)
+    key = credentials.read_key(given.key)
     options = SiteOptions(
         given.site,
         site_app.data_section(data, settings or ()),
@@ -141,7 +134,8 @@ def join(
         home=home,
         log=AuditLog(home / "log.jsonl", key),
     )
-    options.log.write("joined", key=fingerprint_of(public_bytes(key)), address=given.address)
+    found = credentials.fingerprint(credentials.public_bytes(key))
+    options.log.write("joined", key=found, address=given.address)
     if parent is not None:
         follow(parent)  # ends with the process that started this one
     else:

@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbn.core.federation import scaled
-from fedbn.data.arrays import (
-    ENDINGS,
-    channels_first,
-    labels_of,
-    npz_classes,
-    places,
-    plain_labels,
-    read_npz,
-)
+from fedbn.data import arrays
 from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
@@ -240,9 +232,9 @@ def _masked(home: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
 
 
 def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
-    content = read_npz(file)
+    content = arrays.read_npz(file)
     prefixes = (f"{part}_", "", "test_" if part == "train" else "train_")
-    names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in ENDINGS["x"]]
+    names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in arrays.ENDINGS["x"]]
     chosen = next((name for name in names if name in content), None)
     if chosen is None:
         raise DataError(
@@ -250,7 +242,7 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
             f"{', '.join(content) or 'nothing'}"
         )
     prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
-    x = channels_first(content[chosen], f"{shown(file)}, {chosen}")
+    x = arrays.channels_first(content[chosen], f"{shown(file)}, {chosen}")
     check_shape(x, inputs, shown(file))
     y = _array_labels(content, prefix, len(x), inputs, file)
     notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
@@ -265,15 +257,15 @@ def _array_labels(
     file: Path,
 ) -> Tensor | None:
     """Bring labels, by name or by number in the file's own classes, to the run's."""
-    keys = [f"{prefix}{ending}" for ending in ENDINGS["y"]]
-    labels = next((plain_labels(content[key]) for key in keys if key in content), None)
+    keys = [f"{prefix}{ending}" for ending in arrays.ENDINGS["y"]]
+    labels = next((arrays.plain_labels(content[key]) for key in keys if key in content), None)
     if labels is None:
         return None
-    own, where = npz_classes(content, file), f"{shown(file)}, labels"
+    own, where = arrays.npz_classes(content, file), f"{shown(file)}, labels"
     if own is None or labels.dtype.kind in "US":
-        return torch.from_numpy(labels_of(labels, n, inputs["classes"], where))
-    names = [own[label] for label in labels_of(labels, n, own, where)]
-    return torch.from_numpy(places(names, inputs["classes"], where))
+        return torch.from_numpy(arrays.labels_of(labels, n, inputs["classes"], where))
+    names = [own[label] for label in arrays.labels_of(labels, n, own, where)]
+    return torch.from_numpy(arrays.places(names, inputs["classes"], where))
 
 
 def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:

@@ -22,16 +22,10 @@ from torch import Tensor
 
 from fedbn.core.federation import AnySplit, Augment, Client, Federation, Split, scaled
 from fedbn.core.findings import check_name
+from fedbn.data import image_folders
 from fedbn.data.arrays import places
 from fedbn.data.dataset_samples import Source
-from fedbn.data.image_folders import (
-    Division,
-    PictureReader,
-    PictureSet,
-    about_depth,
-    of_one_type,
-    stems_in_both,
-)
+from fedbn.data.image_folders import Division, PictureReader, PictureSet
 from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
 from fedbn.data.lazy_split import LazySplit, Loader
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
@@ -93,8 +87,9 @@ def picture_federation(
         make = partial(Pictures, reader=reader, normalize=normalize)
         clients = _read_later(listing, classes, make, augment, options.workers)
     else:
-        read = of_one_type([reader.client(site, own, augment) for site, own in listing.items()])
-        depth = about_depth(read, reader.depth)
+        clients = [reader.client(site, own, augment) for site, own in listing.items()]
+        read = image_folders.of_one_type(clients)
+        depth = image_folders.about_depth(read, reader.depth)
 
         def changed(split: AnySplit) -> AnySplit:
             assert isinstance(split, Split)
@@ -102,7 +97,7 @@ def picture_federation(
 
         clients = [client.change(changed) for client in read]
     alone = any(part.groups for part in parts)
-    remarks = [resized, depth, said, "" if alone else stems_in_both(listing)]
+    remarks = [resized, depth, said, "" if alone else image_folders.stems_in_both(listing)]
     told: dict[str, Any] = {"depth": reader.depth} if depth else {}
     if normalize:
         told["normalize"] = normalize

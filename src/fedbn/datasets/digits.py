@@ -14,25 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from fedbn.core.federation import Client, Federation
-from fedbn.data.benchmarks import (
-    ClientsPerDomain,
-    Count,
-    check_tenths,
-    checked_domains,
-    checked_sizes,
-)
-from fedbn.data.digit_domains import (
-    TRAIN_SIZE,
-    DigitsInfo,
-    Loaded,
-    MnistM,
-    Synth,
-    mnist_m_domain,
-    original,
-    split_of,
-    synth_digits_domain,
-    twins,
-)
+from fedbn.data import benchmarks, digit_domains
+from fedbn.data.benchmarks import ClientsPerDomain, Count
+from fedbn.data.digit_domains import TRAIN_SIZE, Loaded, MnistM, Synth, original, split_of
 from fedbn.data.digit_files import DIGIT_DOMAINS
 from fedbn.data.storage import Arrays
 
@@ -40,7 +24,7 @@ Percent = Literal[1, 5, 10, 20, 40, 60, 100]
 _PARTS = 10
 _MNIST = 70_000
 INFO = {
-    "digits": DigitsInfo(
+    "digits": digit_domains.DigitsInfo(
         title="Digits-Five: SVHN, USPS, SynthDigits, MNIST-M, MNIST",
         clients="5 of 743",
         classes=10,
@@ -82,17 +66,19 @@ def digits(
         test_limit: Score on the first so many test samples only.
         seed: Decides splits, rendering and patches; a run's own seed does not touch them.
     """
-    chosen = checked_domains(domains, DIGIT_DOMAINS)
-    check_tenths(percent, clients_per_domain)
+    chosen = benchmarks.checked_domains(domains, DIGIT_DOMAINS)
+    benchmarks.check_tenths(percent, clients_per_domain)
     whole = not equalize
     stand_ins: dict[str, Callable[[], Loaded]] = {
-        "synthdigits": lambda: synth_digits_domain(synth, seed, whole, rendered, fonts),
-        "mnist_m": lambda: mnist_m_domain(mnist_m, seed, whole, photographs),
+        "synthdigits": lambda: digit_domains.synth_digits_domain(
+            synth, seed, whole, rendered, fonts
+        ),
+        "mnist_m": lambda: digit_domains.mnist_m_domain(mnist_m, seed, whole, photographs),
     }
     loaded = {d: stand_ins[d]() if d in stand_ins else original(d, seed, whole) for d in chosen}
     lengths = {domain: len(one.arrays["train_y"]) for domain, one in loaded.items()}
     smallest = min(TRAIN_SIZE, *lengths.values())
-    wanted = checked_sizes(sizes, lengths, clients_per_domain)
+    wanted = benchmarks.checked_sizes(sizes, lengths, clients_per_domain)
     clients: list[Client] = []
     for domain, one in loaded.items():
         size = lengths[domain] if whole else smallest
@@ -101,7 +87,7 @@ def digits(
             cuts = [slice(0, wanted[domain])]
         clients += _clients(domain, one.arrays, cuts, test_limit)
     remarks = [one.remark for one in loaded.values() if one.remark]
-    if {"mnist", "mnist_m"} <= loaded.keys() and twins():
+    if {"mnist", "mnist_m"} <= loaded.keys() and digit_domains.twins():
         share = sum(len(c.train) for c in clients if c.domain == "mnist") / _MNIST
         remarks.append(
             f"MNIST-M is made of MNIST's digits and split apart from it: about {share:.0%} of its "

@@ -28,16 +28,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.data.benchmarks import (
-    ClientsPerDomain,
-    Count,
-    TestShare,
-    check_tenths,
-    checked_domains,
-    checked_sizes,
-    tenths,
-    thinned,
-)
+from fedbn.data import benchmarks
 from fedbn.data.storage import Info
 
 INFO = {
@@ -55,11 +46,11 @@ _SEED = 2021
 
 
 def digits_mini(
-    test_share: TestShare = 0.4,
+    test_share: benchmarks.TestShare = 0.4,
     percent: Annotated[int, Field(ge=5, le=100)] = 100,
-    clients_per_domain: ClientsPerDomain = 1,
+    clients_per_domain: benchmarks.ClientsPerDomain = 1,
     sizes: list[int] | None = None,
-    test_limit: Count | None = None,
+    test_limit: benchmarks.Count | None = None,
     domains: list[str] | None = None,
 ) -> Federation:
     """Render the five domains, one client or more each; 28×28×3 in [−1, 1].
@@ -73,8 +64,8 @@ def digits_mini(
         domains: Which to take, in this order; all five by default. A domain's images are the same
             whichever others are taken.
     """
-    check_tenths(percent, clients_per_domain)
-    chosen = checked_domains(domains, DOMAINS)
+    benchmarks.check_tenths(percent, clients_per_domain)
+    chosen = benchmarks.checked_domains(domains, DOMAINS)
     originals, labels = load_digits(return_X_y=True)
     # 8×8 to 24×24 by cubic splines, with a border of 2.
     large = np.clip(ndimage.zoom(originals.reshape(-1, 8, 8) / 16, (1, 3, 3), order=3), 0, 1)
@@ -86,15 +77,16 @@ def digits_mini(
         mine = dealt[number :: len(DOMAINS)][: len(dealt) // len(DOMAINS)]
         images = np.clip(render(strokes[mine], np.random.default_rng([_SEED, number])), 0, 1)
         train, test = train_and_test(images, labels[mine], 1 - test_share)
-        wholes.append(Client(name, name, train, {name: thinned(test, test_limit)}))
-    wanted = checked_sizes(sizes, {c.name: len(c.train) for c in wholes}, clients_per_domain)
+        wholes.append(Client(name, name, train, {name: benchmarks.thinned(test, test_limit)}))
+    lengths = {whole.name: len(whole.train) for whole in wholes}
+    wanted = benchmarks.checked_sizes(sizes, lengths, clients_per_domain)
     clients: list[Client] = []
     for whole in wholes:
         if percent == 10 and not wanted:
-            clients += tenths(whole, clients_per_domain)
+            clients += benchmarks.tenths(whole, clients_per_domain)
             continue
-        count = wanted.get(whole.name, len(whole.train) * percent // 100)
-        clients.append(replace(whole, train=thinned(whole.train, count)))
+        count = wanted.get(whole.name, lengths[whole.name] * percent // 100)
+        clients.append(replace(whole, train=benchmarks.thinned(whole.train, count)))
     return Federation("digits_mini", tuple(clients), tuple(str(digit) for digit in range(10)))
 
 
