@@ -12,13 +12,12 @@ import typer
 from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.training import launch
-from fedbn.core.federation import Split, blank_targets
-from fedbn.core.metric import Metric
+from fedbn.core.federation import Split
 from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
 from fedbn.trained import adaptation
-from fedbn.trained.adaptation import Compared, Options, best, divided, options_of, with_site
+from fedbn.trained.adaptation import Compared, Options, best, divided, split_of, with_site
 from fedbn.trained.joining import labelled, own_test, prepare_join
 from fedbn.trained.local_parts import check_site
 from fedbn.trained.opening import open_run
@@ -94,7 +93,7 @@ def adapt(
     new = NewSite(site, data, test, read_samples(data, trained.inputs, "train"))
     say(*new.samples.notes)
     base: dict[str, Any] = {"like": like, "epochs": epochs}
-    found = _compared(trained, new, options_of(**base), rounds) if compare else []
+    found = _compared(trained, new, Options(**base), rounds) if compare else []
     chosen_here = compare and how is None
     way = how or (best(found, trained.metric) if compare else "average")
     if chosen_here:
@@ -108,7 +107,7 @@ def adapt(
             if one.score is not None
         }
         facts = {"scores": scores, **({"how_was": _CHOSEN} if chosen_here else {})}
-        _store(trained, new, options_of(how=way, **base), facts)
+        _store(trained, new, Options(**{**base, "how": way}), facts)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,14 @@ def _compared(
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
     found = list(adaptation.compare(trained, new.name, adapting, scoring, options, rounds))
-    _print_compared(found, trained.metric)
+    rows, said = [], trained.metric.said
+    for one in found:
+        if one.score is None:
+            rows.append([one.how, "–", one.reason])
+        else:
+            value, low, high = map(said, one.score)
+            rows.append([one.how, value, f"[{low}, {high}]"])
+    print_table(["way", trained.metric.title, "95 % interval"], rows)
     return found
 
 
@@ -139,21 +145,9 @@ def _checked(trained: Trained, split: Split) -> Split:
     return replace(split, x=samples_of(split.x, trained.inputs, "the data"))
 
 
-def _print_compared(found: list[Compared], metric: Metric) -> None:
-    rows = []
-    for one in found:
-        if one.score is None:
-            rows.append([one.how, "–", one.reason])
-        else:
-            value, low, high = map(metric.said, one.score)
-            rows.append([one.how, value, f"[{low}, {high}]"])
-    print_table(["way", metric.title, "95 % interval"], rows)
-
-
 def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:
-    x, y = new.samples.x, new.samples.y
-    labels = blank_targets(trained.plan.federation.target, len(x)) if y is None else y
-    data = _checked(trained, Split(x, labels))
+    y = new.samples.y
+    data = split_of(trained, new.samples.x, y, "the data")
     run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
     apart = ", ".join(f"{name} {far:.2f}" for name, far in made.distances.to.items())
     among = made.distances.among

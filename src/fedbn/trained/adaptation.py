@@ -52,6 +52,14 @@ class Options:
     epochs: int = 50
     chunk: int = CHUNK
 
+    def __post_init__(self) -> None:
+        if self.how not in HOWS:
+            raise ConfigError(unknown("way to adapt", str(self.how), HOWS))
+        if self.epochs < 1 or self.chunk < 1:
+            raise ConfigError(
+                f"epochs = {self.epochs}, chunk = {self.chunk}: legal are whole numbers from 1"
+            )
+
 
 @dataclass(frozen=True)
 class Adaptation:
@@ -128,24 +136,12 @@ def with_site(
     return replace(trained, adapted={**trained.adapted, site: kept}), made
 
 
-def split_of(trained: Trained, x: Any, y: Any = None) -> Split:
+def split_of(trained: Trained, x: Any, y: Any = None, where: str = "x") -> Split:
     """Check samples, and labels where there are some, against the run."""
-    samples = samples_of(x, trained.inputs)
+    samples = samples_of(x, trained.inputs, where)
     if y is None:
         return Split(samples, blank_targets(trained.plan.federation.target, len(samples)))
     return Split(samples, trained.targets_of(y, len(samples)))
-
-
-def options_of(**options: Any) -> Options:
-    """Check the options of an adaptation."""
-    made = Options(**options)
-    if made.how not in HOWS:
-        raise ConfigError(unknown("way to adapt", str(made.how), HOWS))
-    if made.epochs < 1 or made.chunk < 1:
-        raise ConfigError(
-            f"epochs = {made.epochs}, chunk = {made.chunk}: legal are whole numbers from 1"
-        )
-    return made
 
 
 def _check(bench: Bench, options: Options, labelled: bool) -> None:

@@ -52,14 +52,6 @@ class Format:
     extra: str = ""
     needs: tuple[str, ...] = ()
 
-    def check_installed(self, name: str) -> None:
-        """Refuse a format whose packages are not here, with the way out."""
-        missing = [package for package in self.needs if importlib.util.find_spec(package) is None]
-        if missing:
-            raise ConfigError(
-                f"--format {name} needs {', '.join(missing)}: pip install 'fedbn[{self.extra}]'"
-            )
-
 
 def _save_safetensors(model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any]) -> bytes:
     # Clones: tied tensors are stored under each of their names, so that a plain load is complete.
@@ -215,7 +207,11 @@ def export(
     if format not in FORMATS:
         raise ConfigError(unknown("format", format, FORMATS))
     chosen = FORMATS[format]
-    chosen.check_installed(format)
+    missing = [package for package in chosen.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"--format {format} needs {', '.join(missing)}: pip install 'fedbn[{chosen.extra}]'"
+        )
     original = trained.model(client)  # refuses an unknown client before anything is made
     file = _place(trained, client, out, chosen.suffix)
     card = file.with_name(f"{file.name}.md")
@@ -284,7 +280,9 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
     """What a reader of the file needs to know; plain values."""
     plan, inputs = trained.plan, trained.inputs
     config = RunFolder(trained.folder).read_request() if trained.folder else {}
-    section = config.get("model", {})
+    section, prepared = config.get("model", {}), dict(inputs.get("preparation") or {})
+    if "levels" in prepared:
+        prepared["levels"] = {client: prepared["levels"].get(client)}  # and nobody else's
     return {
         "client": client,
         "format": format,
@@ -296,7 +294,7 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
         "method": plan.method.name,
         "model": section.get("name") or type(plan.initial_model).__name__,
         "model_args": section.get("args", {}),
-        "preparation": _own_preparation(inputs.get("preparation") or {}, client),
+        "preparation": prepared,
         "round": trained.state.round,
         "scaling": _PIXELS if inputs.get("dtype") == "uint8" else _NUMBERS,
         "seed": plan.seed,
@@ -304,12 +302,6 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
         "task": plan.task.name,
         "torch": torch.__version__,
     }
-
-
-def _own_preparation(told: Mapping[str, Any], client: str) -> dict[str, Any]:
-    """How a sample is prepared; of levels those of this client alone."""
-    own = {"levels": {client: told["levels"].get(client)}} if "levels" in told else {}
-    return {**told, **own}
 
 
 def _checked(original: nn.Module, run: Run, x: Tensor, inputs: str) -> Agreement:

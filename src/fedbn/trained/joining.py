@@ -157,7 +157,7 @@ def _request(
     """The configuration of the joining run: the job's own, with other data and more rounds."""
     assert trained.folder is not None
     plan = trained.plan
-    job = job_of(trained.folder, plan.method.name, plan.setting, plan.seed)
+    job = job_of(RunFolder(trained.folder), plan.method.name, plan.seed, plan.setting)
     experiment = job.setting.experiment
     if experiment.data.name == IN_PYTHON or experiment.model.name == IN_PYTHON:
         raise ConfigError(

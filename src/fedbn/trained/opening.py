@@ -102,7 +102,7 @@ def open_run(
     """
     registry.trust(trust)
     folder = RunFolder(path)
-    job = _job(folder, method, seed, setting)
+    job = job_of(folder, method, seed, setting)
     _check_local(folder.job(*job.key))
     own = _maker(job, model)
     given = None if data is None else given_federation(data, job.setting.experiment.data)
@@ -146,12 +146,7 @@ def _in_python(what: str, argument: str, otherwise: str = "") -> ConfigError:
     )
 
 
-def job_of(path: str | Path, method: str, setting: str, seed: int) -> Job:
-    """Find a job of a run by its name."""
-    return _job(RunFolder(path), method, seed, setting)
-
-
-def _job(
+def job_of(
     folder: RunFolder, method: str | Method | None, seed: int | None, setting: str | None
 ) -> Job:
     """Make the job that is meant; of all methods of the run only its own is."""

@@ -233,10 +233,10 @@ class Trained:
         Returns:
             The same run with one client more.
         """
-        from fedbn.trained.adaptation import options_of, split_of, with_site  # they stand above
+        from fedbn.trained.adaptation import Options, split_of, with_site  # they stand above
 
-        data, chosen = split_of(self, x, y), options_of(**options)
-        return with_site(self, site, data, y is not None, chosen, store=store)[0]
+        data = split_of(self, x, y)
+        return with_site(self, site, data, y is not None, Options(**options), store=store)[0]
 
     def accuracy(self, split: str = "test") -> dict[str, float]:
         """Accuracy by domain (by client, where several clients share a domain) of these models."""
