@@ -23,7 +23,7 @@ from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.masks import MASK_LAYOUT, has_masks
-from fedbn.data.storage import is_hidden, subfolders
+from fedbn.data.storage import files_in, subfolders
 from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_header
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
@@ -167,10 +167,7 @@ def _file(file: Path) -> tuple[str, str]:
 
 def _kinds(folder: Path) -> dict[str, str]:
     """The kinds of data in a folder, each with a sentence; the likeliest first."""
-    try:
-        suffixes = [f.suffix.lower() for f in folder.iterdir() if f.is_file() and not is_hidden(f)]
-    except OSError as error:
-        raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
+    suffixes = [file.suffix.lower() for file in files_in(folder)]
     npz, homes = suffixes.count(".npz"), subfolders(folder)
     masked, sites = (sum(map(asked, homes)) for asked in (has_masks, _has_pictures))
     rows = sum(suffix in TABLE_SUFFIXES for suffix in suffixes)

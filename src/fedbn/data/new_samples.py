@@ -23,7 +23,7 @@ from fedbn.data.benchmarks import plain_name
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
 from fedbn.data.own_pictures import normalised
-from fedbn.data.storage import is_hidden, subfolders
+from fedbn.data.storage import files_in, subfolders
 from fedbn.data.table_files import TABLE_SUFFIXES, read_table
 from fedbn.data.tables import features, table_labels
 from fedbn.errors import DataError, unknown
@@ -71,7 +71,7 @@ def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
 
 
 def _labelled(folder: Path, named: Sequence[Path], inputs: Mapping[str, Any]) -> Found:
-    if any(is_picture(file) and not is_hidden(file) for file in folder.iterdir()):
+    if any(map(is_picture, files_in(folder))):
         raise DataError(f"{shown(folder)}: pictures both beside and inside folders of classes")
     classes = list(inputs["classes"])
     files: dict[Path, str] = {}
@@ -184,10 +184,7 @@ def _as_read(path: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
 
 def _file_in(folder: Path) -> Path:
     """A folder's only table or npz file, or the folder itself where it has none."""
-    try:
-        files = [f for f in sorted(folder.iterdir()) if f.is_file() and not is_hidden(f)]
-    except OSError as error:
-        raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
+    files = files_in(folder)
     known = [f for f in files if f.suffix.lower() in {".npz", *TABLE_SUFFIXES}]
     if len(known) > 1:
         names = ", ".join(shown(file.name) for file in known[:10])

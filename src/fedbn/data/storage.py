@@ -203,13 +203,21 @@ class Trouble:
 
 def subfolders(folder: Path) -> list[Path]:
     """List the folders right below one, by name, but for hidden ones and links to above."""
+    found, above = _entries(folder, Path.is_dir), {folder.resolve(), *folder.resolve().parents}
+    return [entry for entry in found if not entry.is_symlink() or entry.resolve() not in above]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """List the files right below a folder, by name, but for hidden ones."""
+    return _entries(folder, Path.is_file)
+
+
+def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     try:
-        found = [entry for entry in folder.iterdir() if not is_hidden(entry) and entry.is_dir()]
-        above = {folder.resolve(), *folder.resolve().parents}
+        found = [entry for entry in folder.iterdir() if not is_hidden(entry) and wanted(entry)]
     except OSError as error:
         raise DataError(f"{shown(folder)}: cannot be listed ({error.strerror})") from error
-    kept = [entry for entry in found if not entry.is_symlink() or entry.resolve() not in above]
-    return sorted(kept, key=lambda entry: os.fsencode(entry.name))
+    return sorted(found, key=lambda entry: os.fsencode(entry.name))
 
 
 def is_hidden(path: Path) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbn.data.storage import check_distinct, is_hidden
+from fedbn.data.storage import check_distinct, files_in
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import one_line, shown
 
@@ -159,8 +159,7 @@ def table_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{shown(path)}: no such file or folder; expected {TABLE_LAYOUT}")
-    inside = [file for file in path.iterdir() if not is_hidden(file) and file.is_file()]
-    return sorted(file for file in inside if file.suffix.lower() in TABLE_SUFFIXES)
+    return [file for file in files_in(path) if file.suffix.lower() in TABLE_SUFFIXES]
 
 
 def read_sites(path: Path, site: str | None) -> dict[str, Table]:
