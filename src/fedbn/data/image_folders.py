@@ -225,10 +225,6 @@ class SiteFolders:
     name: str
     parts: Mapping[str, Sequence[Path]]
 
-    def pictures(self, part: str, classes: Sequence[str]) -> PictureSet:
-        """List the pictures of a part."""
-        return listed({shown(f.name): [f] for f in self.parts[part]}, classes)
-
 
 def about_depth(clients: Sequence[Client], depth: int) -> str:
     """Say what became of 16-bit pictures, and which depth would use the whole range."""
@@ -279,12 +275,11 @@ def divided_site(
     site: SiteFolders, classes: Sequence[str], division: Division, group: str | None = None
 ) -> tuple[PictureSet, ...]:
     """Divide a site's pictures into training and test, and perhaps validation."""
-    named = {part: site.pictures(part, classes) for part in site.parts}
-    for name, part in named.items():
+    parts = []
+    for name, folders in site.parts.items():
+        part = listed({shown(folder.name): [folder] for folder in folders}, classes)
         if not len(part):
             where = "" if name == "all" else f" in {name}"
             raise DataError(f"site {site.name}: no pictures{where}; expected {FOLDER_LAYOUT}")
-    parts = tuple(named.values())
-    if group is not None:
-        parts = tuple(replace(part, groups=owners(part.files, group)) for part in parts)
-    return division.divide(parts[0], site.name) if len(parts) == 1 else parts
+        parts.append(part if group is None else replace(part, groups=owners(part.files, group)))
+    return division.divide(parts[0], site.name) if len(parts) == 1 else tuple(parts)

@@ -69,7 +69,13 @@ def feature_columns(
     first = next(iter(tables.values()))
     names = [name for name in first.columns if name not in left_out]
     for table in tables.values():
-        _check_same_columns(first, table, left_out)
+        for one, other in ((first, table), (table, first)):
+            for name in one.columns:
+                if name not in other.columns and name not in left_out:
+                    raise DataError(
+                        f"{other.where}: no column {name!r}, which {one.where} has; "
+                        f"it has {', '.join(other.columns)}"
+                    )
     if not names:
         raise DataError(f"{first.where}: no columns left as features")
     for name in categorical:
@@ -108,16 +114,6 @@ def filled(
             values[gaps] = known.mean(dtype=np.float64)
         begin += column.width
     return features
-
-
-def _check_same_columns(first: Table, table: Table, left_out: Collection[str]) -> None:
-    for one, other in ((first, table), (table, first)):
-        for name in one.columns:
-            if name not in other.columns and name not in left_out:
-                raise DataError(
-                    f"{other.where}: no column {name!r}, which {one.where} has; "
-                    f"it has {', '.join(other.columns)}"
-                )
 
 
 def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
@@ -217,9 +213,7 @@ def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[Any] | None
         known = all(name in table.columns for name in names)
         return target_columns(table, names, bool(told.get("numbers"))) if known else None
     name = _label_column(table, inputs)
-    if name is None:
-        return None
-    if len(table.gaps(name)) == len(table):
+    if name is None or len(table.gaps(name)) == len(table):
         return None
     cells = table.whole(name, "data.label", ", which others have")
     return places(cells, inputs["classes"], f"{table.where}, column {name!r}")
