@@ -26,7 +26,7 @@ _RARE = 20
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is known of one picture after reading it."""
+    """A picture, where it belongs, and what is known of it after reading it."""
 
     file: Path
     site: str
@@ -70,7 +70,7 @@ def picture_findings(root: Path, depth: int = DEPTH) -> Iterator[Finding]:
             severity: Severity = "warning" if item.harmless else "error"
             yield Finding(severity, site, shown(item.path), item.text)
         elif is_picture(item):
-            pictures.append((item, site, part, label))
+            pictures.append(_Seen(item, site, part, label))
         else:
             yield Finding("note", site, shown(item), "not a picture: left out")
     yield from _examine(pictures, folder_classes(sites), depth)
@@ -80,7 +80,7 @@ def benchmark_findings(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
     """Read all pictures of a benchmark's classes and report."""
     classes = benchmark.classes
     pictures = (
-        (file, domain, "all", classes[label])
+        _Seen(file, domain, "all", classes[label])
         for domain, found in benchmark.pictures(root).items()
         for file, label in zip(found.files, found.labels.tolist(), strict=True)
     )
@@ -88,7 +88,7 @@ def benchmark_findings(benchmark: Benchmark, root: Path) -> Iterator[Finding]:
 
 
 def _examine(
-    pictures: Iterable[tuple[Path, str, str, str]], classes: Sequence[str], depth: int = DEPTH
+    pictures: Iterable[_Seen], classes: Sequence[str], depth: int = DEPTH
 ) -> Iterator[Finding]:
     with watched() as odd, ThreadPoolExecutor(cores()) as pool:
         seen = list(pool.map(lambda each: _look(each, depth), pictures))
@@ -112,19 +112,18 @@ def _stray(root: Path) -> Iterator[Finding]:
             yield Finding("warning", site, shown(home), text)
 
 
-def _look(found: tuple[Path, str, str, str], depth: int) -> _Seen:
-    file, site, part, label = found
+def _look(one: _Seen, depth: int) -> _Seen:
     try:
-        with opened(file) as picture:
+        with opened(one.file) as picture:
             mode, pixels = picture.mode, picture.width * picture.height
-        values = read_picture(file, depth=depth)
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        values = read_picture(one.file, depth=depth)
+        digest = hashlib.sha256(one.file.read_bytes()).hexdigest()
     except DataError as error:
-        return _Seen(file, site, part, label, fault=_about(error, file))
+        return replace(one, fault=_about(error, one.file))
     except OSError as error:
-        return _Seen(file, site, part, label, fault=f"cannot be read ({error.strerror})")
+        return replace(one, fault=f"cannot be read ({error.strerror})")
     constant = bool((values == values[0, 0]).all())
-    return _Seen(file, site, part, label, "", mode, pixels, constant, digest)
+    return replace(one, mode=mode, pixels=pixels, constant=constant, content=digest)
 
 
 def _about_one(one: _Seen, odd: str) -> Iterator[tuple[Severity, str]]:
