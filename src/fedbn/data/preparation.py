@@ -169,8 +169,9 @@ def digit_places(folder: Path, domains: Sequence[str]) -> dict[str, Places]:
     return {domain: found[domain] for domain in domains if domain in found}
 
 
-def take_over(places: Places, root: Path) -> int:
+def take_over(what: str, places: Places, listener: DownloadListener) -> None:
     """Bring files below the data root, whole or not at all; say how many were new."""
+    root = data_root()
     new = {file: place for file, place in places.items() if not (root / place).exists()}
     for file, target in ((f, root / p) for f, p in places.items() if f not in new):
         if not filecmp.cmp(file, target, shallow=False):
@@ -190,7 +191,8 @@ def take_over(places: Places, root: Path) -> int:
         raise DataError(f"{where}: cannot be taken over ({error.strerror})") from error
     finally:
         shutil.rmtree(gathered, ignore_errors=True)
-    return len(new)
+    old = len(places) - len(new)
+    listener.tell(f"{what}: {len(new)} new file(s) taken over, {old} were there already")
 
 
 def _move(made: Path, target: Path) -> None:
@@ -245,8 +247,7 @@ def provide(
                 f"--from {shown(source)}: data {name} takes no files over; put them in "
                 f"{data_root() / name} (FEDBN_DATA names the folder above)"
             )
-        places = info.places(source)
-        _told(name, take_over(places, data_root()), len(places), listener)
+        take_over(name, info.places(source), listener)
     elif not info.is_there():
         raise DataError(
             f"{name} is missing: get {info.by_hand or info.source}; put it in {data_root() / name} "
@@ -262,7 +263,7 @@ def _provide_digits(
 ) -> None:
     if source:
         for domain, places in digit_places(source, domains).items():
-            _told(domain, take_over(places, data_root()), len(places), listener)
+            take_over(domain, places, listener)
     else:
         for domain in domains:
             if domain in REMOTE and not _found(domain):
@@ -302,10 +303,6 @@ def _made(options: Mapping[str, Any]) -> set[str]:
     photographs = options.get("photographs") or digits_folder() / "photographs"
     made = {"synthdigits"} if options.get("synth") != "original" else set()
     return made | {"mnist_m"} if Path(photographs).is_dir() else made
-
-
-def _told(what: str, new: int, count: int, listener: DownloadListener) -> None:
-    listener.tell(f"{what}: {new} new file(s) taken over, {count - new} were there already")
 
 
 def _check_writable() -> None:
