@@ -70,9 +70,7 @@ class Loader:
     def __init__(self, sources: Sequence[Source], workers: int = 0):
         self.sources = tuple(sources)
         self.workers = workers
-        self._pool: ProcessPoolExecutor | None = None
-        if workers:
-            self._pool = self._begun()
+        self._pool = self._begun() if workers else None
 
     def batches(
         self, orders: Iterable[Tensor], seed: int = 0, per_pass: int = 0

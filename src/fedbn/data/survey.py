@@ -18,6 +18,7 @@ size: on the diagonal between the halves of one client, which shows what chance 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,11 @@ def client_distances(clients: Sequence[Client], seed: int = 0) -> list[list[floa
     reduced = _components(_features(torch.cat(parts)).double(), min(_COMPONENTS, size))
     fits = [_gaussian(part) for part in reduced.split(size)]
     spread = float(_gaussian(reduced)[1].trace()) or 1.0
-    n = len(clients)
-    found = torch.zeros(n, n, dtype=torch.float64)
-    for i in range(n):
-        for j in range(i, n):
-            one, two = frechet(fits[2 * i], fits[2 * j + 1]), frechet(fits[2 * i + 1], fits[2 * j])
-            found[i, j] = found[j, i] = ((one + two) / 2 / spread) ** 0.5
-    rows: list[list[float]] = found.tolist()
-    return rows
+    found = [[0.0] * len(clients) for _ in clients]
+    for i, j in combinations_with_replacement(range(len(clients)), 2):
+        one, two = frechet(fits[2 * i], fits[2 * j + 1]), frechet(fits[2 * i + 1], fits[2 * j])
+        found[i][j] = found[j][i] = ((one + two) / 2 / spread) ** 0.5
+    return found
 
 
 def frechet(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
