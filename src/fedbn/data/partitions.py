@@ -40,14 +40,19 @@ def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -
     parts = {"train": whole.train, "test": concatenated([*whole.tests.values()])}
     if whole.valid is not None:
         parts["valid"] = whole.valid
-    units = {name: _Units(part, by_class, partition) for name, part in parts.items()}
+    labels, units = dict[str, Places](), dict[str, Places]()
+    for name, part in parts.items():
+        labels[name], units[name] = _units(part, by_class, partition)
     draws = np.random.default_rng(number(seed, f"partition {partition}"))
     for _ in range(_TRIES):
-        homes = {"train": deal(units["train"].labels, clients, draws)}
-        shares = _shares(units["train"].labels, homes["train"], clients)
+        homes = {"train": deal(labels["train"], clients, draws)}
+        shares = _shares(labels["train"], homes["train"], clients)
         for name in [*parts][1:]:
-            homes[name] = _cut(units[name].labels, shares, draws)
-        found = {name: [units[name].of(homes[name] == c) for c in range(clients)] for name in parts}
+            homes[name] = _cut(labels[name], shares, draws)
+        dealt_to = {name: homes[name][units[name]] for name in parts}  # the client of each sample
+        found = {
+            n: [np.flatnonzero(own == c) for c in range(clients)] for n, own in dealt_to.items()
+        }
         if all(len(index) >= _FEWEST[name] for name in found for index in found[name]):
             break
     else:
@@ -65,25 +70,19 @@ def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -
     return replace(federation, clients=tuple(made), remarks=(*federation.remarks, said))
 
 
-class _Units:
-    """What is dealt of a split: its samples, or its groups."""
-
-    def __init__(self, split: AnySplit, by_class: bool, partition: str):
-        n = len(split)
-        y = split.y if split.y is not None and split.target.dim() == 1 else None
-        if by_class and (y is None or y.is_floating_point()):
-            raise DataError(
-                f"data.partition = {partition!r} deals by class, but the classes of all samples "
-                "are not known; give the Dataset an attribute `targets`, or take 'iid'"
-            )
-        labels = np.zeros(n, np.int64) if y is None or not by_class else y.cpu().numpy()
-        groups = np.arange(n) if split.groups is None else split.groups.cpu().numpy()
-        _, first, self._unit = np.unique(groups, return_index=True, return_inverse=True)
-        self.labels: Places = labels[first]
-
-    def of(self, chosen: NDArray[np.bool_]) -> Places:
-        """The samples of some units."""
-        return np.flatnonzero(chosen[self._unit])
+def _units(split: AnySplit, by_class: bool, partition: str) -> tuple[Places, Places]:
+    """What is dealt of a split, its samples or its groups: their classes, and whose a sample is."""
+    n = len(split)
+    y = split.y if split.y is not None and split.target.dim() == 1 else None
+    if by_class and (y is None or y.is_floating_point()):
+        raise DataError(
+            f"data.partition = {partition!r} deals by class, but the classes of all samples "
+            "are not known; give the Dataset an attribute `targets`, or take 'iid'"
+        )
+    labels = np.zeros(n, np.int64) if y is None or not by_class else y.cpu().numpy()
+    groups = np.arange(n) if split.groups is None else split.groups.cpu().numpy()
+    _, first, unit = np.unique(groups, return_index=True, return_inverse=True)
+    return labels[first], unit
 
 
 def _deal(partition: str) -> tuple[Deal, bool]:
