@@ -233,7 +233,11 @@ def _mask(
 def _coloured(masks: _Floats, draws: np.random.Generator, look: Look) -> NDArray[np.uint8]:
     fill, border = masks[0, :, None], masks[1, :, None]
     ground, far, stroke, edge = _colours(draws, look)
-    background = ground + (far - ground) * _ramp(draws)
+    # A slope from 0 to 1 across each image, in any direction.
+    angle = draws.uniform(0, 2 * np.pi, (_CHUNK, 1, 1, 1)).astype(np.float32)
+    place = np.linspace(-0.5, 0.5, SIDE, dtype=np.float32)
+    slope = np.cos(angle) * place[:, None] + np.sin(angle) * place[None, :]
+    background = ground + (far - ground) * np.clip(0.5 + slope, 0, 1)
     image = background * (1 - border) + edge * (border - fill) + stroke * fill
     strength = draws.uniform(*look.noise, (_CHUNK, 1, 1, 1)).astype(np.float32)
     image += strength * draws.standard_normal(image.shape, np.float32)
@@ -252,15 +256,6 @@ def _colours(draws: np.random.Generator, look: Look) -> list[_Floats]:
                     apart.argmax(0))  # fmt: skip
     stroke = tried[best, np.arange(_CHUNK)]
     return [c.astype(np.float32)[:, :, None, None] for c in (ground, far, stroke, edge)]
-
-
-def _ramp(draws: np.random.Generator) -> _Floats:
-    """Draw a slope from 0 to 1 across each image, in any direction."""
-    angle = draws.uniform(0, 2 * np.pi, (_CHUNK, 1, 1, 1)).astype(np.float32)
-    place = np.linspace(-0.5, 0.5, SIDE, dtype=np.float32)
-    slope = np.cos(angle) * place[:, None] + np.sin(angle) * place[None, :]
-    ramp: _Floats = np.clip(0.5 + slope, 0, 1)
-    return ramp
 
 
 _RENDERING_VERSION = 1
