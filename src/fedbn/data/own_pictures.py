@@ -102,8 +102,7 @@ def picture_federation(
     if normalize:
         told["normalize"] = normalize
     texts = tuple(text for text in remarks if text)
-    settled = {"lazy": lazy}
-    return Federation(name, tuple(clients), tuple(classes), texts, told, settled=settled)
+    return Federation(name, tuple(clients), tuple(classes), texts, told, settled={"lazy": lazy})
 
 
 def normalised(x: Tensor, normalize: Sequence[Sequence[float]] | None) -> Tensor:

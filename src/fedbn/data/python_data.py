@@ -21,16 +21,9 @@ from torch.utils.data import TensorDataset
 
 from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator, seeded
+from fedbn.data import dataset_samples
 from fedbn.data.arrays import numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
-from fedbn.data.dataset_samples import (
-    Source,
-    class_names,
-    in_one_column,
-    known_targets,
-    parts_of,
-    told,
-)
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
 from fedbn.errors import ConfigError, DataError
@@ -128,7 +121,7 @@ def is_dataset(value: Any) -> bool:
 
 def _part(where: str, given: Any) -> _Part:
     if is_dataset(given):
-        return _Part(where, dataset=given, y=known_targets(given))
+        return _Part(where, dataset=given, y=dataset_samples.known_targets(given))
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
         raise DataError(f"{where}: a {type(given).__name__}; expected (x, y) or a Dataset")
     x = tensor_of(given[0], f"{where}, x")
@@ -203,21 +196,23 @@ def _target(part: _Part, index: int) -> NDArray[Any]:
         return np.asarray(part.y[index])
     try:
         with seeded(0):
-            return np.asarray(parts_of(part.dataset[index])[1])
+            return np.asarray(dataset_samples.parts_of(part.dataset[index])[1])
     except Exception as error:
-        raise DataError(f"{part.where}, sample {index}: {told(error)}") from error
+        raise DataError(f"{part.where}, sample {index}: {dataset_samples.told(error)}") from error
 
 
 def _agreed(parts: Iterable[_Part]) -> list[str] | None:
     """The names of classes that Datasets tell, which must be the same; None where none does."""
-    told = [(part.where, names) for part in parts if (names := class_names(part.dataset))]
-    for where, names in told[1:]:
-        if names != told[0][1]:
+    named = {
+        part.where: names for part in parts if (names := dataset_samples.class_names(part.dataset))
+    }
+    first = next(iter(named), "")
+    for where, names in named.items():
+        if names != named[first]:
             raise DataError(
-                f"{where}: classes {names} differ in name or order from {told[0][1]} of "
-                f"{told[0][0]}"
+                f"{where}: classes {names} differ in name or order from {named[first]} of {first}"
             )
-    return told[0][1] if told else None
+    return named.get(first)
 
 
 def _read_targets(part: _Part) -> tuple[_Part, str]:
@@ -231,7 +226,7 @@ def _read_targets(part: _Part) -> tuple[_Part, str]:
         values = np.stack(found)
     except ValueError as error:
         raise DataError(f"{part.where}: targets of different shapes") from error
-    return replace(part, y=in_one_column(values)), (
+    return replace(part, y=dataset_samples.in_one_column(values)), (
         f"{part.where}: all {len(part)} samples were read once for their labels ({took}); {way_out}"
     )
 
@@ -265,7 +260,7 @@ def _splits(
     sources = []
     for key, part in parts.items():
         dataset = TensorDataset(*held[key]) if key in held else part.dataset
-        sources.append(Source.of(dataset, part.where, names))
+        sources.append(dataset_samples.Source.of(dataset, part.where, names))
     loader = Loader(sources, workers)
     return {
         key: LazySplit.of(loader, which, known[key], part.groups)
