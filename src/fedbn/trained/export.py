@@ -56,10 +56,7 @@ class Format:
 def _save_safetensors(model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any]) -> bytes:
     # Clones: tied tensors are stored under each of their names, so that a plain load is complete.
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    content: bytes = safetensors.torch.save(
-        {k: v.contiguous() for k, v in state.items()}, _strings(facts)
-    )
-    return content
+    return safetensors.torch.save({k: v.contiguous() for k, v in state.items()}, _strings(facts))
 
 
 def _load_safetensors(content: bytes, model: nn.Module) -> Run:

@@ -1,8 +1,7 @@
-"""From arrays to probabilities: inputs checked against the run, and models run in chunks.
+"""What a run gave: every client's model, ready to use in the manner of scikit-learn.
 
-What a run gave: every client's model, ready to use in the manner of scikit-learn.
-
-Predictions as a table: one row an input, safe to open in a spreadsheet.
+Inputs are checked against the run, models run in chunks, and predictions are a table, one row an
+input, safe to open in a spreadsheet.
 """
 
 from __future__ import annotations
@@ -71,9 +70,7 @@ def predictions(
     task: Task, model: nn.Module, x: Tensor | AnySplit, chunk: int = 256
 ) -> NDArray[Any]:
     """What a model predicts: probabilities (n, classes), numbers (n, k), or masks (n, ...)."""
-    parts = [task.keep(outputs) for outputs in outputs_of(model, x, chunk)]
-    found: NDArray[Any] = torch.cat(parts).numpy()
-    return found
+    return torch.cat([task.keep(outputs) for outputs in outputs_of(model, x, chunk)]).numpy()
 
 
 @dataclass(frozen=True)
@@ -146,10 +143,8 @@ class Trained:
         else:
             own = self.adapted[client].read(self.state, replica)
             replica.load(self.state.shared, replica.local)
-            for pack in (replica.shared, replica.local):
-                for name, view in pack.state.items():
-                    if name in own:
-                        view.copy_(own[name])
+            for name, value in own.items():
+                replica.tensors[name].data.copy_(value)
         return replica.model.eval()
 
     @property
@@ -183,8 +178,7 @@ class Trained:
             raise ConfigError(f"the task is {self.plan.task.name}: no probabilities; `predict`")
         samples = samples_of(x, self.inputs)
         parts = [made(outputs) for outputs in outputs_of(self.model(client), samples, chunk)]
-        found: NDArray[np.float64] = torch.cat(parts).numpy()
-        return found
+        return torch.cat(parts).numpy()
 
     def score(self, x: Any, y: Any, client: str, *, chunk: int = 256) -> float:
         """Compute what the run is judged by, for a client's model: accuracy, of classes.
