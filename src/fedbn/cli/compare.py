@@ -95,5 +95,4 @@ def _print(found: Comparison) -> None:
     rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
     print_table(score_titles(found.metric), rows, numbers=range(2, 8))
     emit()
-    for text in (comparison.explanation(found), *found.remarks):
-        print_text(text)
+    print_text(comparison.explanation(found), *found.remarks)

@@ -150,9 +150,10 @@ def print_table(
     _console().print(table)
 
 
-def print_text(text: str, style: str = "") -> None:
-    """Print a sentence on stdout, wrapped where a person looks; it may quote anything."""
-    _console().print(Text(shown(text), style))
+def print_text(*texts: str, style: str = "") -> None:
+    """Print sentences on stdout, wrapped where a person looks; they may quote anything."""
+    for text in texts:
+        _console().print(Text(shown(text), style))
 
 
 def width() -> int:

@@ -59,12 +59,9 @@ def prepare(
 
 
 def _refuse_own(name: str) -> None:
-    def needs_a_path(known: str) -> bool:
-        return info_of(known).source == "data.path"
-
     names = registry.names(fedbn.datasets)
-    if ":" not in name and (name not in names or needs_a_path(name)):
-        legal = [known for known in names if not needs_a_path(known)]
+    legal = [known for known in names if info_of(known).source != "data.path"]
+    if ":" not in name and name not in legal:
         more = "; your own data needs no preparing, try `fedbn data check PATH`"
         raise ConfigError(unknown("data set", name, legal) + more)
 

@@ -178,5 +178,4 @@ def _print_table(method: Method, found: tuple[Entry, ...]) -> None:
         f"{totals['bytes_a_round_and_client']:,} bytes a round and client, down and up, "
         f"{totals['of_fedavg']:.3g} times FedAvg's."
     )
-    for text in method.remarks(found):
-        print_text(text)
+    print_text(*method.remarks(found))

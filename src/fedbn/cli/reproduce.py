@@ -203,11 +203,10 @@ def _records(raw: Mapping[str, Any], place: Path, flags: Flags) -> Records:
 def _print(outcome: Outcome, folder: Path) -> None:
     for table in outcome.tables:
         emit()
-        print_text(table.title, "bold")
+        print_text(table.title, style="bold")
         print_table((*table.head, *table.columns), output.lines(table))
         print_text(output.notes(table))
-    for remark in outcome.remarks:
-        print_text(remark)
+    print_text(*outcome.remarks)
     names = "".join(f", {figure.name}" for figure in outcome.figures)
     written = f"README.md, tables as CSV, Markdown and LaTeX{names}"
     print(f"\nwritten into {folder}: {written}", file=sys.stderr)

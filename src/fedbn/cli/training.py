@@ -163,7 +163,7 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:
 
 
 def show(folder: RunFolder, showing: Showing) -> None:
-    """Print the table and draw the learning curves."""
+    """Print the table, of many clients how they spread, and draw the learning curves."""
     experiment = held_experiment(folder)
     metric = first_metric(folder.read_environment())
     table = ScoreTable.of(metrics.read(folder.metrics), metric)
@@ -171,35 +171,26 @@ def show(folder: RunFolder, showing: Showing) -> None:
     summary = summarize(table, experiment.evaluation.report, choose_setting=choose)
     with explained(folder.curves):
         figures.draw_curves(table, folder.curves)
+    some = summary if showing.clients == "all" else condensed(summary)
     if showing.as_json:
         _print_json(summary, str(folder.path))
+    elif showing.form == "text":
+        print_summary(some)
     else:
-        _print(summary, showing)
+        emit(written(readable(some, sys.maxsize, named=True), showing.form), end="")
+        say(*some.remarks)
     seeds = ", ".join(map(str, summary.seeds))
     print(file=sys.stderr)
     say(f"seeds {seeds}; run folder {folder.path}; curves {folder.curves}")
 
 
-def _print(summary: Summary, showing: Showing) -> None:
-    """Print the table, the best number of each client in bold; of many clients, how they spread."""
-    everyone, text = showing.clients == "all", showing.form == "text"
-    summary = summary if everyone else condensed(summary)
-    if text:
-        print_summary(summary)
-        return
-    emit(written(readable(summary, sys.maxsize, named=True), showing.form), end="")
-    for remark in summary.remarks:
-        say(remark)
-
-
 def print_summary(summary: Summary) -> None:
-    """Print a table that fits the terminal, and what is to be said of it."""
+    """Print a table that fits the terminal, the best in bold, and what is to be said of it."""
     grid = fitted(readable(summary, console.width()), console.width())
     styled = [[Text(c.text, "bold" if c.best else "") for c in cells] for cells in grid.cells]
     rows = [[name, *cells] for name, cells in zip(grid.rows, styled, strict=True)]
     print_table([grid.title, *grid.columns], rows, BUT_FIRST)
-    for remark in summary.remarks:
-        print_text(remark)
+    print_text(*summary.remarks)
 
 
 def _print_json(summary: Summary, folder: str) -> None:
