@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from fedbn.core.federation import Split
 from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
+from fedbn.text import plain
 from fedbn.trained import adaptation
 from fedbn.trained.adaptation import Compared, Options, best, divided, split_of, with_site
 from fedbn.trained.joining import labelled, own_test, prepare_join
@@ -101,11 +101,7 @@ def adapt(
     if way == "join":
         _join(trained, new, out, rounds or _ROUNDS)
     else:
-        scores = {
-            one.how: [number if math.isfinite(number) else None for number in one.score]
-            for one in found
-            if one.score is not None
-        }
+        scores = plain({one.how: one.score for one in found if one.score is not None})
         facts = {"scores": scores, **({"how_was": _CHOSEN} if chosen_here else {})}
         _store(trained, new, Options(**{**base, "how": way}), facts)
 

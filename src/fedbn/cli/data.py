@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as codec
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from fedbn.experiments import configuration
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import data_name, load_federation
 from fedbn.results.data_figure import draw_data
-from fedbn.text import counted
+from fedbn.text import counted, plain
 
 app = console.commands()
 
@@ -148,9 +147,8 @@ def show(
     if out or not json:
         _draw(found, out or Path("data-" + re.sub(r"[^\w.-]+", "_", federation.name) + ".png"))
     if json:
-        plain = {key: value for key, value in found.items() if key != "examples"}
-        plain["distances"] = [[None if math.isnan(d) else d for d in r] for r in found["distances"]]
-        emit(codec.dumps(plain, indent=2))
+        numbers = {key: value for key, value in found.items() if key != "examples"}
+        emit(codec.dumps(plain(numbers), indent=2))
     else:
         _print(found, federation)
 

@@ -30,6 +30,7 @@ from fedbn.flower.server_app import Service
 from fedbn.flower.site import Site
 from fedbn.flower.site_app import data_section
 from fedbn.flower.site_job import SiteOptions
+from fedbn.results.aggregate import LOSS_SEEN, of_round
 from fedbn.runs.folder import RunFolder, write_atomically
 from fedbn.text import shown
 
@@ -216,12 +217,9 @@ def tell(event: Event) -> None:
 
 
 def _numbers(event: Event) -> str:
-    parts = []
+    losses, metric = of_round(event.records, LOSS_SEEN), event.judged_by
+    parts = [f"{client} loss {loss:.3f}" for client, loss in losses.items()]
     for record in event.records:
-        if record["metric"] == "training_loss" and record["value"] is not None:
-            parts.append(f"{record['client']} loss {record['value']:.3f}")
-    for record in event.records:
-        metric = event.judged_by
         if record["split"] == "test" and record["metric"] == metric.name:
             value = "–" if record["value"] is None else metric.said(record["value"])
             said = f"{value} {metric.unit}".rstrip()
