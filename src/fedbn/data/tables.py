@@ -17,15 +17,9 @@ from numpy.typing import NDArray
 
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import divided, generator
+from fedbn.data import table_files
 from fedbn.data.arrays import numbered_groups, places
-from fedbn.data.table_files import (
-    Table,
-    by_site,
-    is_missing,
-    label_classes,
-    repeated_ids,
-    unique_header,
-)
+from fedbn.data.table_files import Table, is_missing
 from fedbn.errors import ConfigError, DataError
 
 _MOST_VALUES = 1000
@@ -277,7 +271,7 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     labels = [label] if isinstance(label, str) else list(label)
     several = options.numbers or not isinstance(label, str)
     found = tuple(labels) if several else None
-    classes = options.classes or found or label_classes(tables, labels[0])
+    classes = options.classes or found or table_files.label_classes(tables, labels[0])
     others = (options.site, options.id, group, *options.drop)
     no_features = {*labels, *(name for name in others if name is not None)}
     columns = options.columns or feature_columns(tables, no_features, options.categorical)
@@ -301,7 +295,7 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         rest, held = divided(whole, options.test_share, draws)
         whole = replace(whole, x=torch.from_numpy(filled(x, rest.numpy(), columns, table)))
         clients.append(Client(site, site, whole.take(rest), {site: whole.take(held)}))
-    remarks = repeated_ids(tables, options.id) if options.id else ()
+    remarks = table_files.repeated_ids(tables, options.id) if options.id else ()
     told = {
         "columns": [[c.name, c.values] for c in columns],
         "label": label if isinstance(label, str) else labels,
@@ -327,12 +321,12 @@ def frame_tables(frames: Mapping[str, Any], site: str | None) -> dict[str, Table
         return tables
     if len(tables) > 1:
         raise ConfigError(f"data.site = {site!r}: {len(tables)} DataFrames, one a client already")
-    return by_site(replace(next(iter(tables.values())), where="data"), site)
+    return table_files.by_site(replace(next(iter(tables.values())), where="data"), site)
 
 
 def _table(frame: Any, where: str) -> Table:
     """Read a DataFrame as text, as files are: columns are understood in one place."""
-    header = unique_header([str(name) for name in frame.columns], where)
+    header = table_files.unique_header([str(name) for name in frame.columns], where)
     if not len(frame):
         raise DataError(f"{where}: a DataFrame without rows")
     missing = frame.isna()
