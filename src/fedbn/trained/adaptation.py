@@ -11,9 +11,8 @@ another site's data:
 
 Where a method shares the affine (SiloBN) or all of BatchNorm (FedAvg), the shared values stand in
 for the mean and for the nearest client's, so that `average` and `reestimate` are the same; the
-statistics are the site's own all the same, in place of the shared ones.
-
-All ways to adapt a site, scored on data that none of them saw.
+statistics are the site's own all the same, in place of the shared ones. All ways can be compared
+on data that none of them saw.
 """
 
 from __future__ import annotations

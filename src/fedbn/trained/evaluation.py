@@ -4,9 +4,8 @@ Noise only adds to a calibration error, resampling too: its interval may lie abo
 
 An interval is the 2.5 % to 97.5 % percentiles over resamples with replacement. Samples of one
 group (the windows of one subject) are drawn together. Every resample is a vector of weights, so
-that all of them are computed at once, as products of matrices.
-
-Who may use whose model: every client's model on every domain's test data.
+that all of them are computed at once, as products of matrices. Every client's model is scored on
+every domain's test data: who may use whose model.
 """
 
 from __future__ import annotations
