@@ -1,4 +1,6 @@
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,7 @@ from fedbn.core.findings import check_federation
 from fedbn.datasets.morpho_mnist import (
     INFO,
     SCALE,
-    ShapeChange,
-    Strength,
+    Mask,
     change_images,
     changed_digit,
     fracture,
@@ -27,6 +28,14 @@ from fedbn.errors import ConfigError, DataError
 pytest.importorskip("skimage")
 
 
+DEFAULTS: dict[Callable[..., Mask], dict[str, float]] = {
+    thin: {"thinning": 0.7},
+    thicken: {"thickening": 1.0},
+    swell: {"swelling": 3.0},
+    fracture: {"fractures": 3},
+}
+
+
 def bar(width: int) -> np.ndarray:
     """An upright stroke, 20 pixels long."""
     image = np.zeros((28, 28), np.uint8)
@@ -39,8 +48,11 @@ def ring() -> np.ndarray:
     return np.where(np.abs(away - 8) < 2, 255, 0).astype(np.uint8)
 
 
-def made(image: np.ndarray, change: ShapeChange, seed: int = 0, **strength: float) -> np.ndarray:
-    return changed_digit(image, change, Strength(**strength), np.random.default_rng(seed))  # type: ignore[arg-type]
+def made(
+    image: np.ndarray, change: Callable[..., Mask], seed: int = 0, **strength: float
+) -> np.ndarray:
+    changed = partial(change, **(DEFAULTS[change] | strength))
+    return changed_digit(image, changed, np.random.default_rng(seed))
 
 
 def width(image: np.ndarray) -> float:
@@ -68,7 +80,7 @@ def test_thickening_adds_the_given_part_of_the_width():
 @pytest.mark.parametrize("thinning", [0.7, 1.0])
 def test_a_thinned_stroke_stays_in_one_piece(thinning: float):
     shape = measure(ring())
-    mask = thin(shape, Strength(thinning=thinning), np.random.default_rng(0))
+    mask = thin(shape, np.random.default_rng(0), thinning)
     assert ndimage.label(mask, np.ones((3, 3)))[1] == 1
     assert 0 < mask.sum() < shape.inside.sum()
 
@@ -84,7 +96,7 @@ def test_a_swelling_is_wider_somewhere_and_the_same_elsewhere():
 
 def test_a_swelling_of_one_changes_nothing():
     shape = measure(ring())
-    mask = swell(shape, Strength(swelling=1.0), np.random.default_rng(0))
+    mask = swell(shape, np.random.default_rng(0), 1.0)
     np.testing.assert_array_equal(mask, shape.inside)
 
 
@@ -94,7 +106,7 @@ def test_a_fracture_goes_through_the_stroke(seed: int):
     assert ndimage.label(one > 127)[1] == 2
     # A ring with one cut is still one piece; the cut takes away about 1.5 by 4 pixels.
     shape = measure(ring())
-    cut = fracture(shape, Strength(fractures=1), np.random.default_rng(seed))
+    cut = fracture(shape, np.random.default_rng(seed), 1)
     assert ndimage.label(cut)[1] == 1
     lost = (shape.inside.sum() - cut.sum()) / SCALE**2
     assert lost == pytest.approx(1.5 * 4, rel=0.4)
@@ -106,7 +118,7 @@ def test_more_fractures_take_away_more():
 
 
 @pytest.mark.parametrize("change", [thin, thicken, swell, fracture])
-def test_odd_images_are_survived(change: ShapeChange):
+def test_odd_images_are_survived(change: Callable[..., Mask]):
     blank, full, dot = (np.zeros((28, 28), np.uint8) for _ in range(3))
     full[:] = 255
     dot[14, 14] = 255
@@ -117,10 +129,8 @@ def test_odd_images_are_survived(change: ShapeChange):
 
 def test_changes_are_equally_frequent_and_seeded():
     images = np.stack([bar(4)] * 10)
-    first, again = (
-        change_images(images, (thin, thicken), Strength(), np.random.default_rng(3))
-        for _ in range(2)
-    )
+    ways = [partial(change, **DEFAULTS[change]) for change in (thin, thicken)]
+    first, again = (change_images(images, ways, np.random.default_rng(3)) for _ in range(2))
     np.testing.assert_array_equal(first, again)
     assert (first.sum(axis=(1, 2)) > images[0].sum()).sum() == 5
 

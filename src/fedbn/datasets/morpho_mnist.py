@@ -10,8 +10,9 @@ gives the skeleton.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -48,17 +49,7 @@ class Shape:
     thickness: float
 
 
-@dataclass(frozen=True)
-class Strength:
-    """How much shapes change; see `morpho_mnist`."""
-
-    thinning: float = 0.7
-    thickening: float = 1.0
-    swelling: float = 3.0
-    fractures: int = 3
-
-
-ShapeChange = Callable[[Shape, Strength, np.random.Generator], Mask]
+ShapeChange = Callable[[Shape, np.random.Generator], Mask]
 
 
 def measure(image: NDArray[np.uint8]) -> Shape:
@@ -74,31 +65,31 @@ def measure(image: NDArray[np.uint8]) -> Shape:
 
 
 def changed_digit(
-    image: NDArray[np.uint8], change: ShapeChange, strength: Strength, draws: np.random.Generator
+    image: NDArray[np.uint8], change: ShapeChange, draws: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Change a digit's shape; an image without a stroke stays as it is."""
     shape = measure(image)
     if not shape.skeleton.any():
         return image
-    mask = change(shape, strength, draws)
+    mask = change(shape, draws)
     return np.asarray(Image.fromarray(mask.astype(np.uint8) * 255).reduce(SCALE))
 
 
-def thin(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+def thin(shape: Shape, draws: np.random.Generator, thinning: float) -> Mask:
     """Take off a part of the mean half width; a finer stroke keeps its middle line."""
     core = ndimage.binary_dilation(shape.skeleton) & shape.inside
-    thinned: Mask = (shape.depth > strength.thinning * shape.thickness / 2) | core
+    thinned: Mask = (shape.depth > thinning * shape.thickness / 2) | core
     return thinned
 
 
-def thicken(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+def thicken(shape: Shape, draws: np.random.Generator, thickening: float) -> Mask:
     """Add a part of the mean half width on every side."""
     away = ndimage.distance_transform_edt(~shape.inside)
-    thickened: Mask = away <= strength.thickening * shape.thickness / 2
+    thickened: Mask = away <= thickening * shape.thickness / 2
     return thickened
 
 
-def swell(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+def swell(shape: Shape, draws: np.random.Generator, swelling: float) -> Mask:
     """Blow the stroke up around a point of its middle line: radius r shows R (r/R)^swelling.
 
     R is twice the stroke's width, and at least four pixels of the image.
@@ -108,19 +99,19 @@ def swell(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
     place = np.indices(shape.grey.shape, np.float64) - centre[:, None, None]
     radius = np.hypot(*place) / reach
     near = (radius < 1) & (radius > 0)
-    source = centre[:, None] + place[:, near] * radius[near] ** (strength.swelling - 1)
+    source = centre[:, None] + place[:, near] * radius[near] ** (swelling - 1)
     swollen = shape.inside.copy()
     swollen[near] = ndimage.map_coordinates(shape.grey, source, order=1) > 0.5
     return swollen
 
 
-def fracture(shape: Shape, strength: Strength, draws: np.random.Generator) -> Mask:
+def fracture(shape: Shape, draws: np.random.Generator, fractures: int) -> Mask:
     """Cut through the stroke, at right angles to its middle line, away from ends and forks."""
     broken = shape.inside.copy()
     line = np.argwhere(shape.skeleton)
     free = np.argwhere(shape.skeleton & _plain(shape.skeleton))
     candidates = free if len(free) else line
-    for _ in range(strength.fractures):
+    for _ in range(fractures):
         centre = candidates[draws.integers(len(candidates))]
         near = line[np.abs(line - centre).max(axis=1) <= _FREE] - centre
         along = np.linalg.eigh(near.T @ near)[1][:, -1]  # the middle line's principal axis here
@@ -167,10 +158,6 @@ INFO = {
         domains=("mnist",),
     )
 }
-CHANGES: dict[str, tuple[ShapeChange, ShapeChange]] = {
-    "morpho-global": (thin, thicken),
-    "morpho-local": (swell, fracture),
-}
 _REMARK = "made by fedbn from MNIST after Castro et al. 2019, not their files"
 _VERSION = 1
 
@@ -195,13 +182,19 @@ def morpho_mnist(
         fractures: How many cuts a broken digit has.
         seed: Decides which digit is changed how.
     """
-    strength = Strength(thinning, thickening, swelling, fractures)
+    changes = {
+        "morpho-global": (
+            partial(thin, thinning=thinning),
+            partial(thicken, thickening=thickening),
+        ),
+        "morpho-local": (partial(swell, swelling=swelling), partial(fracture, fractures=fractures)),
+    }
     source = needed_source("mnist")
     key = {
         "version": _VERSION,
         "mnist": fingerprint(source.files),
         "sizes": [train, test],
-        "strength": asdict(strength),
+        "strength": [thinning, thickening, swelling, fractures],
         "seed": seed,
     }
 
@@ -209,15 +202,15 @@ def morpho_mnist(
         mnist, arrays = prepared(source, 0), {}
         for part, size in (("train", train), ("test", test)):
             arrays[f"{part}_y"] = mnist[f"{part}_y"][:size]
-            for name, changes in CHANGES.items():
+            for name, ways in changes.items():
                 draws = np.random.default_rng(number(seed, f"morpho {part}", client=name))
-                made = change_images(mnist[f"{part}_x"][:size, 0], changes, strength, draws)
+                made = change_images(mnist[f"{part}_x"][:size, 0], ways, draws)
                 arrays[f"{name}_{part}_x"] = colour28(made)
         return arrays
 
     arrays = cached("morpho_mnist", key, make)
     clients = []
-    for name in CHANGES:
+    for name in changes:
         train_split, test_split = (
             split_of(arrays, part, x=f"{name}_{part}_x") for part in ("train", "test")
         )
@@ -226,14 +219,11 @@ def morpho_mnist(
 
 
 def change_images(
-    images: NDArray[np.uint8],
-    changes: tuple[ShapeChange, ...],
-    strength: Strength,
-    draws: np.random.Generator,
+    images: NDArray[np.uint8], changes: Sequence[ShapeChange], draws: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Change every digit (n, height, width) in one of several ways, equally often."""
     ways = draws.permutation(np.arange(len(images)) % len(changes))
     made = np.empty_like(images)
     for image, way, target in zip(images, ways, made, strict=True):
-        target[:] = changed_digit(image, changes[way], strength, draws)
+        target[:] = changed_digit(image, changes[way], draws)
     return made
