@@ -27,6 +27,13 @@ from fedbn.errors import ConfigError, DataError
 __all__ = ["arrays", "folders", "masks", "tables"]
 
 
+def _given(path: str | None, name: str, layout: str) -> Path:
+    """The path of one's own data, without which there is none."""
+    if path is None:
+        raise ConfigError(f"data.path is needed for data {name!r}: {layout}")
+    return Path(path)
+
+
 def folders(
     path: str | None = None,
     size: PictureSide | None = None,
@@ -64,10 +71,8 @@ def folders(
             memory, unless given.
         workers: Processes that read ahead; never changes a result.
     """
-    if path is None:
-        raise ConfigError(f"data.path is needed for data 'folders': {image_folders.FOLDER_LAYOUT}")
+    place = _given(path, "folders", image_folders.FOLDER_LAYOUT)
     division = image_folders.Division(test_share, split_seed)
-    place = Path(path)
     if place.is_file():
         listing, classes = own_pictures.manifest_listing(place, division)
     else:
@@ -108,9 +113,8 @@ def masks(
         split_seed: Decides which pictures these are.
         depth: The largest value of 16-bit pictures; see `folders`.
     """
-    if path is None:
-        raise ConfigError(f"data.path is needed for data 'masks': {MASK_LAYOUT}")
-    found = find_masked(Path(path))
+    place = _given(path, "masks", MASK_LAYOUT)
+    found = find_masked(place)
     parts = [part for own in found.values() for part in own]
     files = [file for part in parts for file in part.pictures]
     side, remark = choose_size(files) if size is None else (size, "")
@@ -129,13 +133,9 @@ def masks(
     told: dict[str, object] = {"masks": known}
     if clients[0].train.dtype.is_floating_point:
         told["depth"] = reader.depth
-    return Federation(
-        Path(path).resolve().name or "masks",
-        clients,
-        tuple(classes) or tuple(map(str, known)),
-        (remark,) if remark else (),
-        told,
-    )
+    names = tuple(classes) or tuple(map(str, known))
+    remarks = (remark,) if remark else ()
+    return Federation(place.resolve().name or "masks", clients, names, remarks, told)
 
 
 def arrays(path: str | None = None) -> Federation:
@@ -144,11 +144,7 @@ def arrays(path: str | None = None) -> Federation:
     Args:
         path: The folder.
     """
-    if path is None:
-        raise ConfigError(
-            "data.path is needed for data 'arrays': a folder with one NAME.npz a client"
-        )
-    folder = Path(path)
+    folder = _given(path, "arrays", "a folder with one NAME.npz a client")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     if not (files := sorted(folder.glob("*.npz"))):
@@ -217,9 +213,8 @@ def tables(
         split_seed: Decides which rows these are.
         numbers: Learn the numbers in the label's column, or columns: regression.
     """
-    if path is None:
-        raise ConfigError(f"data.path is needed for data 'tables': {TABLE_LAYOUT}")
+    place = _given(path, "tables", TABLE_LAYOUT)
     columns = TableOptions(
         label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
     )
-    return table_federation(Path(path).resolve().stem, read_sites(Path(path), site), columns)
+    return table_federation(place.resolve().stem, read_sites(place, site), columns)
