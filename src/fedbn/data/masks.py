@@ -20,8 +20,7 @@ from torch import Tensor
 from fedbn.core.federation import Client, Split
 from fedbn.core.findings import check_name
 from fedbn.core.randomness import divided, generator
-from fedbn.data.arrays import numbered_groups
-from fedbn.data.image_folders import owners
+from fedbn.data.image_folders import PictureSet, owners
 from fedbn.data.images import opened, pictures_below, read_pictures, watched
 from fedbn.data.storage import check_distinct, subfolders
 from fedbn.errors import DataError, unknown
@@ -154,11 +153,8 @@ class MaskReader:
         """Read a part of a site."""
         x = read_pictures(found.pictures, self.size, self.depth)
         y = numbered(read_masks(found, self.size), values, found.masks)
-        groups = None
-        if self.group is not None:
-            whose = np.array(owners(found.pictures, self.group))
-            groups = numbered_groups(whose, len(whose), "data.group")
-        return Split(x, y, groups=groups)
+        whose = () if self.group is None else owners(found.pictures, self.group)
+        return Split(x, y, groups=PictureSet(found.pictures, y, whose).numbered)
 
     def client(self, site: str, parts: Sequence[Split], share: float, seed: int) -> Client:
         """Make a client of a site's parts, of which one is held out where there is one only."""
