@@ -37,17 +37,17 @@ _TEST_SHARE = 0.2
 def joined(
     path: str, run: str, site: str, method: str, setting: str, seed: int, test: str | None = None
 ) -> Federation:
-    """The data of a run and of a site that joined it; what a joining run's `[data]` names.
-
-    Its test data is `test`, else the test part of `path`, or a fifth of it.
-    """
+    """The data of a run and of a site that joined it; what a joining run's `[data]` names."""
     trained = open_run(run, method=method, setting=setting, seed=seed)
     client = client_of(trained, site, Path(path), Path(test) if test else None)
     return with_client(trained.federation, client)
 
 
 def client_of(trained: Trained, site: str, path: Path, test: Path | None = None) -> Client:
-    """Read a new site's labelled data as a client."""
+    """Read a new site's labelled data as a client.
+
+    Its test data is `test`, else the test part of `path`, or a fifth of it.
+    """
     samples = read_samples(path, trained.inputs, "train")
     whole = labelled(samples, path)
     held = own_test(trained, samples, path, test)
@@ -121,10 +121,7 @@ def joining_plan(trained: Trained, client: Client, rounds: int) -> Plan:
 def prepare_join(
     trained: Trained, site: str, path: Path, out: Path, rounds: int, test: Path | None = None
 ) -> RunFolder:
-    """Make the folder of a joining run, ready for `fedbn resume`.
-
-    The site's test data is `test`, else the test part of `path`, or a fifth of it.
-    """
+    """Make the folder of a joining run, ready for `fedbn resume`."""
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     if out.exists():
         raise ConfigError(f"--out {out} is there already; choose another folder")
