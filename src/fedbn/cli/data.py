@@ -109,13 +109,9 @@ def _row(facts: dict[str, Any]) -> list[object]:
     here = "yours" if own else "yes" if facts["here"] else "no"
     if not facts["installed"]:
         here = f"needs fedbn[{facts['extra']}]"
-    changed = {
-        "classes": facts["classes"] or "any",
-        "here": here,
-        "source": "your own files" if own else facts["source"],
-    }
-    columns = ("name", "clients", "classes", "shape", "here", "source", "licence")
-    return [(facts | changed)[column] for column in columns]
+    name, clients, shape, licence = (facts[k] for k in ("name", "clients", "shape", "licence"))
+    source = "your own files" if own else facts["source"]
+    return [name, clients, facts["classes"] or "any", shape, here, source, licence]
 
 
 @app.command(epilog=_SHOW)

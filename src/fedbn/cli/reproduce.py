@@ -59,8 +59,7 @@ class Flags:
 
     def folder(self, entry: Entry, several: bool) -> Path:
         """Where an item goes."""
-        end = "from-run" if self.runs else self.scale
-        name = f"{entry.name}-{end}"
+        name = f"{entry.name}-{'from-run' if self.runs else self.scale}"
         if self.out is None:
             return Path("runs") / "reproduce" / name
         return self.out / name if several else self.out
