@@ -61,17 +61,14 @@ def run(
 ) -> None:
     """Train with one or several methods, compare them, and write a run folder."""
     file = configuration.find(experiment) if experiment else None
+    own = data is not None and configuration.looks_like_path(data)
     flags = {
         "methods": method,
         "seeds": seed,
         "model.name": model,
         "training.rounds": rounds,
         "workers": workers,
-        **(
-            {}
-            if data is None
-            else {"data.path" if configuration.looks_like_path(data) else "data.name": data}
-        ),
+        "data.path" if own else "data.name": data,
     }
     where = str(file or "configuration")
     raw = configuration.request(file, flags, set_ or [], where, scale)
