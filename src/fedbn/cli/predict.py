@@ -232,8 +232,7 @@ def export(
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     found = exported(trained, client, form, out=out, fold_bn=fold_bn, force=force)
     if json:
-        plain = {**asdict(found), "file": str(found.file), "card": str(found.card)}
-        emit(codec.dumps(plain, indent=2, ensure_ascii=False))
+        emit(codec.dumps(asdict(found), indent=2, ensure_ascii=False, default=str))
         return
     checked = found.agreement
     folded = ", ".join(f"{norm} into {layer}" for norm, layer in found.folded.items())

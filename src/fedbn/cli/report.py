@@ -80,9 +80,8 @@ def _made(
 ) -> tuple[bytes, list[str]]:
     found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
     if form in ("latex", "csv"):  # of many clients how they spread; as CSV all of them
-        some = [
-            s if form == "csv" else condensed(s) for s in (Scores(run).summary for run in found)
-        ]
+        whole = [Scores(run).summary for run in found]
+        some = whole if form == "csv" else [condensed(one) for one in whole]
         tables = [written(readable(one, sys.maxsize, named=True), form) for one in some]
         return "\n".join(tables).encode(), []
     text = (html if form == "html" else markdown)(page(found), __version__)
