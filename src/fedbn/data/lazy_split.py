@@ -152,9 +152,8 @@ class LazySplit:
     ) -> LazySplit:
         """All samples of a data set."""
         index = torch.arange(loader.sources[which].length)
-        return LazySplit(
-            loader, torch.stack([torch.full_like(index, which), index], 1), y, None, groups
-        )
+        rows = torch.stack([torch.full_like(index, which), index], 1)
+        return LazySplit(loader, rows, y, groups=groups)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -242,7 +241,8 @@ class LazySplit:
         return float(x.min()), float(x.max())
 
     def _sampled(self) -> Tensor:
-        return (torch.arange(_COMPARED) * len(self) // _COMPARED).unique()
+        places: Tensor = (torch.arange(_COMPARED) * len(self) // _COMPARED).unique()
+        return places
 
     def _rows(self, index: Tensor | slice) -> Tensor:
         return self.rows[index if isinstance(index, slice) else index.cpu()]

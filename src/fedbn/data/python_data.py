@@ -68,10 +68,10 @@ def federation_of(
     """
     if isinstance(data, Federation):
         return data
-    given = dict(data) if isinstance(data, Mapping) else {"data": data}
+    named = data if isinstance(data, Mapping) else {"data": data}
+    given = {str(name): each for name, each in named.items()}
     if not given:
         raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
-    given = {str(name): each for name, each in given.items()}
     columns = TableOptions(
         label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
     )
