@@ -199,9 +199,6 @@ def _warnings(apart: Distances, data: Split) -> list[str]:
     return found
 
 
-_HALF = 0.5
-
-
 @dataclass(frozen=True)
 class Compared:
     """What one way comes to, with its interval, or why it has no score."""
@@ -218,7 +215,7 @@ def divided(data: Split, test: Split | None, site: str) -> tuple[Split, Split]:
     """
     if test is not None:
         return data, test
-    adapting, scoring = in_two(data, _HALF, generator(0, "compare", client=site))
+    adapting, scoring = in_two(data, 0.5, generator(0, "compare", client=site))
     if len(adapting) < 2 or not len(scoring):
         raise DataError(f"{len(data)} samples: too few to hold a half out; give --test PATH")
     return data.take(adapting), data.take(scoring)
