@@ -41,9 +41,7 @@ def request(
     home = folder or Path(check_name(site, "site"))
     place = home / "site.key"
     if place.exists() != rotate:
-        hint = (
-            "it has a key already: --rotate replaces it" if place.exists() else "no key to replace"
-        )
+        hint = "no key to replace" if rotate else "it has a key already: --rotate replaces it"
         raise ConfigError(f"{home}: {hint}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     key, old = credentials.make_key(), credentials.read_key(place.read_bytes()) if rotate else None
