@@ -80,8 +80,7 @@ def _save_torch_export(model: nn.Module, shape: tuple[int, ...], facts: Mapping[
 
 def _load_torch_export(content: bytes, model: nn.Module) -> Run:
     with _explained("torch.export"):
-        loaded: Run = torch.export.load(io.BytesIO(content)).module()
-    return loaded
+        return torch.export.load(io.BytesIO(content)).module()
 
 
 def _save_onnx(model: nn.Module, shape: tuple[int, ...], facts: Mapping[str, Any]) -> bytes:
