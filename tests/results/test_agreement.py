@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from fedbn.paper.items import Cell as PaperCell
 from fedbn.report import page
-from fedbn.report.contents import Scores
 from fedbn.report.document import markdown
 from fedbn.results.aggregate import LOSS_SEEN, MEAN, Key, ScoreTable, duel, summarize
 from fedbn.results.figures import draw_curves
@@ -101,8 +100,7 @@ def test_the_picture(table: ScoreTable, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_report(table: ScoreTable) -> None:
     run = contents(records=RECORDS)
-    found = Scores(run)
-    assert found.curves(MEAN) == table.curves(MEAN)
+    assert run.curves(MEAN) == table.curves(MEAN)
     text = markdown(page([run]), "1")
     assert "| fedbn | **90.0 ± 14.1** |" in text  # a-1: 100 and 80
     assert "| 72.5 ± 3.5 |" in text
@@ -110,7 +108,7 @@ def test_the_report(table: ScoreTable) -> None:
     fight = duel(table, summarize(table))
     assert fight is not None
     assert fight.mean is not None
-    assert found.duel == fight
+    assert run.duel == fight
     assert {gain.client: gain.mean for gain in (*fight.gains, fight.mean)} == pytest.approx(
         {**dict.fromkeys(A, 50), "b": -50, MEAN: 25}
     )

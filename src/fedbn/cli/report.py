@@ -14,7 +14,7 @@ from fedbn.cli import console
 from fedbn.cli.console import check_out, emit, say
 from fedbn.errors import ConfigError
 from fedbn.report import page
-from fedbn.report.contents import RunContents, Scores
+from fedbn.report.contents import RunContents
 from fedbn.report.document import html, markdown
 from fedbn.report.reading import gather
 from fedbn.results.result_table import condensed, readable, written
@@ -80,8 +80,7 @@ def _made(
 ) -> tuple[bytes, list[str]]:
     found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
     if form in ("latex", "csv"):  # of many clients how they spread; as CSV all of them
-        whole = [Scores(run).summary for run in found]
-        some = whole if form == "csv" else [condensed(one) for one in whole]
+        some = [run.summary if form == "csv" else condensed(run.summary) for run in found]
         tables = [written(readable(one, sys.maxsize, named=True), form) for one in some]
         return "\n".join(tables).encode(), []
     text = (html if form == "html" else markdown)(page(found), __version__)

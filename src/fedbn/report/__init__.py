@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedbn.report import model_sections, result_sections
-from fedbn.report.contents import RunContents, Scores, value_of
+from fedbn.report.contents import RunContents
 from fedbn.report.document import Chapter, Page
 from fedbn.report.result_sections import comparison
 from fedbn.text import counted
@@ -13,28 +13,25 @@ from fedbn.text import counted
 
 def page(runs: Sequence[RunContents]) -> Page:
     """Lay a report out: one chapter a run, and one that compares them where there are several."""
-    found = [Scores(run) for run in runs]
     names = [run.name or run.path for run in runs]
     if len(set(names)) < len(names):
         names = [run.path for run in runs]
-    chapters = [
-        _chapter(s, f"r{i}", n) for i, (s, n) in enumerate(zip(found, names, strict=True), 1)
-    ]
+    named = zip(runs, names, strict=True)
+    chapters = [_chapter(run, f"r{i}", name) for i, (run, name) in enumerate(named, 1)]
     if len(runs) == 1:
         only = chapters[0]
-        return Page(f"{only.title}", only.subtitle, (only,))
-    first = Chapter("all", "Comparison", "", (comparison(names, found),))
+        return Page(only.title, only.subtitle, (only,))
+    first = Chapter("all", "Comparison", "", (comparison(names, runs),))
     title = f"{counted(len(runs), 'run')} compared"
     return Page(title, ", ".join(names[:8]), (first, *chapters))
 
 
-def _chapter(found: Scores, key: str, name: str) -> Chapter:
-    run = found.run
+def _chapter(run: RunContents, key: str, name: str) -> Chapter:
     sections = (
-        result_sections.results(found),
-        result_sections.learning(found),
-        result_sections.gains(found),
-        result_sections.convergence(found),
+        result_sections.results(run),
+        result_sections.learning(run),
+        result_sections.gains(run),
+        result_sections.convergence(run),
         model_sections.exchange(run),
         model_sections.statistics(run),
         model_sections.confusions(run),
@@ -42,13 +39,13 @@ def _chapter(found: Scores, key: str, name: str) -> Chapter:
         model_sections.again(run),
     )
     notes = (*run.notes, *(run.facts.remarks if run.facts else ()))
-    return Chapter(key, name, _subtitle(found), sections, notes)
+    return Chapter(key, name, _subtitle(run), sections, notes)
 
 
-def _subtitle(found: Scores) -> str:
-    config, summary = found.run.config, found.summary
-    data = value_of(config, "data.path") or value_of(config, "data.name") or "data"
-    model = value_of(config, "model.name") or "model"
+def _subtitle(run: RunContents) -> str:
+    said, summary = run.settings, run.summary
+    data = said.get("data.path") or said.get("data.name") or "data"
+    model = said.get("model.name") or "model"
     clients = max(0, len(summary.columns) - 1)
-    counts = {"client": clients, "round": found.table.rounds, "seed": len(summary.seeds)}
+    counts = {"client": clients, "round": run.table.rounds, "seed": len(summary.seeds)}
     return " · ".join([str(data), str(model), *(counted(n, what) for what, n in counts.items())])

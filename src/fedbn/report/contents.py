@@ -24,7 +24,7 @@ from fedbn.results.aggregate import (
     duel,
     summarize,
 )
-from fedbn.text import points_said
+from fedbn.text import flat, points_said
 
 Array = NDArray[np.float64]
 
@@ -124,6 +124,9 @@ class Facts:
     galleries: tuple[Gallery, ...] = ()
 
 
+MOST_LABELS = 10
+
+
 @dataclass(frozen=True)
 class RunContents:
     """One run folder: its files, and what its models tell, where they can be had.
@@ -141,39 +144,33 @@ class RunContents:
     notes: tuple[str, ...] = ()
     name: str = ""
 
-
-MOST_LABELS = 10
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What the records of a run come to."""
-
-    run: RunContents
-
     @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration by dotted keys; it may be incomplete."""
+        return dict(flat(self.config))
+
+    @property
     def report(self) -> Report:
         """Which round counts."""
-        best = value_of(self.run.config, "evaluation.report") == "best"
-        return "best" if best else "last"
-
-    @cached_property
-    def table(self) -> ScoreTable:
-        """The records as numbers."""
-        return ScoreTable.of(self.run.records, self.metric)
+        return "best" if self.settings.get("evaluation.report") == "best" else "last"
 
     @cached_property
     def metric(self) -> Metric:
         """What the run is judged by."""
-        return first_metric(self.run.environment)
+        return first_metric(self.environment)
+
+    @cached_property
+    def table(self) -> ScoreTable:
+        """The records as numbers."""
+        return ScoreTable.of(self.records, self.metric)
 
     @cached_property
     def summary(self) -> Summary:
         """The table of results."""
-        choose = isinstance(value_of(self.run.config, "method.mu"), list)
+        choose = isinstance(self.settings.get("method.mu"), list)
         return summarize(self.table, self.report, choose_setting=choose)
 
-    @cached_property
+    @property
     def rows(self) -> tuple[Row, ...]:
         """The rows that can be drawn in one figure."""
         return self.summary.rows[:MOST_LABELS]
@@ -191,20 +188,3 @@ class Scores:
 def gain_said(gain: float, metric: Metric) -> str:
     """Say a gain with its sign."""
     return points_said(gain) if metric.unit == PERCENT else f"{gain:+.3g}".replace("-", "−")
-
-
-def value_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Find a dotted key in a configuration that may be incomplete.
-
-    Examples:
-        >>> value_of({"training": {"lr": 0.1}}, "training.lr")
-        0.1
-        >>> value_of({"training": 1}, "training.lr") is None
-        True
-    """
-    found: Any = config
-    for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return default
-        found = found[part]
-    return found

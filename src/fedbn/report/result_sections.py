@@ -6,27 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedbn.core.metric import PERCENT
-from fedbn.report.charts import (
-    gain_bars,
-    histogram,
-    legend,
-    looks,
-    loss_axis,
-    panel,
-    score_axis,
-)
-from fedbn.report.contents import MOST_LABELS, RunContents, Scores, gain_said
-from fedbn.report.document import (
-    Beside,
-    Figures,
-    Part,
-    Section,
-    Text,
-    Tile,
-    Tiles,
-    remark,
-    table,
-)
+from fedbn.report.charts import gain_bars, histogram, legend, looks, loss_axis, panel, score_axis
+from fedbn.report.contents import MOST_LABELS, RunContents, gain_said
+from fedbn.report.document import Beside, Figures, Part, Section, Text, Tile, Tiles, remark, table
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
 from fedbn.results.comparison import changes
 from fedbn.results.result_table import Grid, Shown, condensed, grid_of, readable
@@ -35,33 +17,33 @@ from fedbn.text import bytes_said, counted, spread
 _MOST_COLUMNS, _MOST_ROWS = 9, 40
 
 
-def glance(scores: Scores) -> list[Part]:
+def glance(run: RunContents) -> list[Part]:
     """The numbers to remember."""
     tiles = []
-    ranked = [row for row in scores.summary.rows if MEAN in row.cells]
+    ranked = [row for row in run.summary.rows if MEAN in row.cells]
     if ranked:
-        top = scores.metric.best(row.cells[MEAN].mean for row in ranked)
+        top = run.metric.best(row.cells[MEAN].mean for row in ranked)
         best = next(row for row in ranked if row.cells[MEAN].mean == top)
         detail = f"best of {counted(len(ranked), 'method')}, mean of clients"
-        value = f"{best.cells[MEAN]} {scores.metric.unit}".rstrip()
-        tiles.append(Tile(value, f"test {scores.metric.words} of {best.label}", detail))
-    fight = scores.duel
+        value = f"{best.cells[MEAN]} {run.metric.unit}".rstrip()
+        tiles.append(Tile(value, f"test {run.metric.words} of {best.label}", detail))
+    fight = run.duel
     if fight and fight.mean:
         better = sum(gain.mean > 0 for gain in fight.gains)
         detail = f"better for {better:,} of {counted(len(fight.gains), 'client')}"
-        gain = f"{gain_said(fight.mean.mean, scores.metric)} {scores.metric.points}"
+        gain = f"{gain_said(fight.mean.mean, run.metric)} {run.metric.points}"
         tiles.append(Tile(gain, f"{fight.new} over {fight.old}", detail))
-        tiles += _speed(scores, fight)
-    tiles += _kept(scores.run, fight.new if fight else None)
+        tiles += _speed(run, fight)
+    tiles += _kept(run, fight.new if fight else None)
     return [Tiles(tuple(tiles))] if tiles else []
 
 
-def _speed(scores: Scores, fight: Duel) -> list[Tile]:
-    curves = {curve.label: curve for curve in scores.curves(MEAN)}
+def _speed(run: RunContents, fight: Duel) -> list[Tile]:
+    curves = {curve.label: curve for curve in run.curves(MEAN)}
     if fight.old not in curves or fight.new not in curves:
         return []
     old = curves[fight.old]
-    at = reached([curves[fight.new]], old.mean[-1], scores.metric)[fight.new]
+    at = reached([curves[fight.new]], old.mean[-1], run.metric)[fight.new]
     if at is None or at > old.x[-1]:
         return []
     label = f"{fight.new} is where {fight.old} ends"
@@ -78,31 +60,31 @@ def _kept(run: RunContents, method: str | None) -> list[Tile]:
     return []
 
 
-def results(scores: Scores) -> Section:
+def results(run: RunContents) -> Section:
     """The summary table."""
-    summary = scores.summary
+    summary = run.summary
     seeds = ", ".join(map(str, summary.seeds[:20])) + (" …" if len(summary.seeds) > 20 else "")
     over = "mean ± standard deviation over seeds" if len(summary.seeds) > 1 else "seed"
-    when = "the round best on validation data" if scores.report == "best" else "the last round"
+    when = "the round best on validation data" if run.report == "best" else "the last round"
     if not any(row.cells for row in summary.rows):
         return Section("results", "Results", "", (remark("No client has been scored yet."),))
     unit = {PERCENT: " in per cent", "": ""}.get(summary.metric.unit, f" in {summary.metric.unit}")
     way = "" if summary.metric.higher else " (lower is better)"
     lead = f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best is marked."
-    parts = [*glance(scores), *_spread(scores), *_tables(summary), *map(Text, summary.remarks)]
+    parts = [*glance(run), *_spread(run), *_tables(summary), *map(Text, summary.remarks)]
     return Section("results", "Results", lead, tuple(parts))
 
 
-def _spread(scores: Scores) -> list[Part]:
+def _spread(run: RunContents) -> list[Part]:
     """How many clients' scores are spread, drawn."""
     values = {
         row.label: [cell.mean for name, cell in row.cells.items() if name != MEAN]
-        for row in scores.rows
+        for row in run.rows
     }
-    if len(scores.summary.columns) <= _MOST_ROWS or not all(values.values()):
+    if len(run.summary.columns) <= _MOST_ROWS or not all(values.values()):
         return []
     look = looks([*values])
-    return [Figures((histogram(values, look, scores.metric),), legend(look))]
+    return [Figures((histogram(values, look, run.metric),), legend(look))]
 
 
 def _tables(summary: Summary) -> list[Part]:
@@ -125,13 +107,13 @@ def _table(title: str, first: str, grid: Grid, folded: bool = False) -> Part:
 _MOST_PANELS, _MOST_BARS = 11, 30
 
 
-def learning(scores: Scores) -> Section:
+def learning(run: RunContents) -> Section:
     """Learning curves, a panel a client."""
-    names = scores.table.columns
-    curves = {name: scores.curves(name) for name in (MEAN, *spread(names, _MOST_PANELS))}
+    names = run.table.columns
+    curves = {name: run.curves(name) for name in (MEAN, *spread(names, _MOST_PANELS))}
     curves = {name: found for name, found in curves.items() if found}
-    axis = score_axis([curve for found in curves.values() for curve in found], scores.metric)
-    look = looks([row.label for row in scores.rows])
+    axis = score_axis([curve for found in curves.values() for curve in found], run.metric)
+    look = looks([row.label for row in run.rows])
     panels = tuple(
         panel("Mean of clients" if name == MEAN else name, found, look, axis)
         for name, found in curves.items()
@@ -139,24 +121,24 @@ def learning(scores: Scores) -> Section:
     parts: list[Part] = [Figures(panels, legend(look))] if panels else []
     if len(names) > _MOST_PANELS:
         parts.append(Text(f"{_MOST_PANELS} of {len(names):,} clients are drawn, evenly spread."))
-    if len(scores.summary.rows) > len(scores.rows):
-        parts.append(Text(f"The first {MOST_LABELS} of {len(scores.summary.rows)} rows are drawn."))
+    if len(run.summary.rows) > len(run.rows):
+        parts.append(Text(f"The first {MOST_LABELS} of {len(run.summary.rows)} rows are drawn."))
     lead = (
-        f"Test {scores.metric.title} after every scored round: the mean over seeds, shaded ± one "
+        f"Test {run.metric.title} after every scored round: the mean over seeds, shaded ± one "
         "standard deviation. Point at a round for its numbers."
     )
     return Section("learning", "Learning curves", lead, tuple(parts) or (_unscored(),))
 
 
-def gains(scores: Scores) -> Section:
+def gains(run: RunContents) -> Section:
     """What each client gains by FedBN."""
-    fight = scores.duel
+    fight = run.duel
     if fight is None:
         text = "Needs FedBN and FedAvg, scored for the same seed; this run does not have both."
         return Section("gain", "Gain by client", "", (remark(text),))
     kept = _some_gains(fight.gains)
     seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
-    metric = scores.metric
+    metric = run.metric
     first, second = (fight.new, fight.old) if metric.higher else (fight.old, fight.new)
     words = metric.words
     lead = f"{words.capitalize()} with {first} minus {words} with {second}, client by client."
@@ -183,16 +165,16 @@ def _some_gains(gains: Sequence[Gain]) -> list[Gain]:
     return [*ordered[: _MOST_BARS // 2], *ordered[-(_MOST_BARS // 2) :]]
 
 
-def convergence(scores: Scores) -> Section:
-    """How fast methods learn: the training loss, and rounds until scores."""
-    panels, look = [], looks([row.label for row in scores.rows])
+def convergence(run: RunContents) -> Section:
+    """How fast methods learn: the training loss, and rounds until run."""
+    panels, look = [], looks([row.label for row in run.rows])
     for number, name in ((LOSS, "after the round"), (LOSS_SEEN, "while training")):
-        if curves := scores.curves(MEAN, number):
+        if curves := run.curves(MEAN, number):
             axis = loss_axis(curves)
             title = f"Training loss, {name}" + (" (log)" if axis.log else "")
             panels.append(panel(title, curves, look, axis))
     parts: list[Part] = [Figures(tuple(panels), legend(look))] if panels else []
-    parts += _rounds_until(scores)
+    parts += _rounds_until(run)
     lead = (
         "The loss on the clients' training data, mean over clients and seeds: of each client's "
         "joined model once the server has combined the updates, and as clients see it while they "
@@ -201,9 +183,9 @@ def convergence(scores: Scores) -> Section:
     return Section("convergence", "Convergence", lead, tuple(parts) or (_unscored(),))
 
 
-def _rounds_until(scores: Scores) -> list[Part]:
-    curves = scores.curves(MEAN)
-    if not curves or scores.metric.unit != PERCENT:
+def _rounds_until(run: RunContents) -> list[Part]:
+    curves = run.curves(MEAN)
+    if not curves or run.metric.unit != PERCENT:
         return []
     top = max(max(curve.mean) for curve in curves)
     levels = [level for level in (50, 60, 70, 80, 85, 90, 95, 98, 99) if level <= top][-5:]
@@ -215,7 +197,7 @@ def _rounds_until(scores: Scores) -> list[Part]:
         for c in curves
     ]
     header = ["method", *(f"{level} %" for level in levels)]
-    return [table(f"First round at a mean test {scores.metric.words} of", header, rows)]
+    return [table(f"First round at a mean test {run.metric.words} of", header, rows)]
 
 
 def _unscored() -> Text:
@@ -225,7 +207,7 @@ def _unscored() -> Text:
 _MOST_KEYS, _MOST_COMPARED = 60, 12
 
 
-def comparison(names: Sequence[str], runs: Sequence[Scores]) -> Section:
+def comparison(names: Sequence[str], runs: Sequence[RunContents]) -> Section:
     """Compare runs: mean scores by method, their curves, and the settings that differ."""
     labels = list(dict.fromkeys(row.label for run in runs for row in run.summary.rows))
     metrics = list(dict.fromkeys(run.metric for run in runs))
@@ -243,7 +225,7 @@ def comparison(names: Sequence[str], runs: Sequence[Scores]) -> Section:
     return Section("comparison", "The runs side by side", lead, tuple(parts))
 
 
-def _means(runs: Sequence[tuple[str, Scores]], labels: Sequence[str]) -> Part:
+def _means(runs: Sequence[tuple[str, RunContents]], labels: Sequence[str]) -> Part:
     metric = runs[0][1].metric
     means = [{row.label: row.cells.get(MEAN) for row in run.summary.rows} for _, run in runs]
     rows = []
@@ -258,7 +240,7 @@ def _means(runs: Sequence[tuple[str, Scores]], labels: Sequence[str]) -> Part:
     return table(f"Mean test {metric.title}", ["run", "seeds", "rounds", *labels], rows)
 
 
-def _curves(runs: Sequence[tuple[str, Scores]]) -> list[Part]:
+def _curves(runs: Sequence[tuple[str, RunContents]]) -> list[Part]:
     means = ((name, run.curves(MEAN)) for name, run in runs)
     drawn = [(name, curves) for name, curves in means if curves][:_MOST_COMPARED]
     if not drawn:
@@ -269,11 +251,11 @@ def _curves(runs: Sequence[tuple[str, Scores]]) -> list[Part]:
     return [Figures(panels, legend(look))]
 
 
-def _differences(names: Sequence[str], runs: Sequence[Scores]) -> list[Part]:
-    first = runs[0].run.config
+def _differences(names: Sequence[str], runs: Sequence[RunContents]) -> list[Part]:
+    first = runs[0].config
     found: dict[str, list[str]] = {}
     for place, run in enumerate(runs[1:], 1):
-        for change in changes(first, run.run.config):
+        for change in changes(first, run.config):
             key, a, b = change.words
             row = found.setdefault(key, [a] * len(runs))
             row[place] = b
