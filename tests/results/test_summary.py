@@ -70,7 +70,7 @@ def test_a_setting_is_chosen_on_validation_over_all_seeds() -> None:
                 record(test, setting=setting, seed=seed),
             ]
     found = summarize(rows, choose_setting=True)
-    assert [row.label for row in found.rows] == ["fedbn (mu=2)"]
+    assert [row.key.label for row in found.rows] == ["fedbn (mu=2)"]
     assert found.remarks == ("fedbn: mu=2 chosen on validation data from mu=1, mu=2",)
     assert len(summarize(rows).rows) == 2
 

@@ -26,7 +26,7 @@ def glance(run: RunContents) -> list[Part]:
         best = next(row for row in ranked if row.cells[MEAN].mean == top)
         detail = f"best of {counted(len(ranked), 'method')}, mean of clients"
         value = f"{best.cells[MEAN]} {run.metric.unit}".rstrip()
-        tiles.append(Tile(value, f"test {run.metric.words} of {best.label}", detail))
+        tiles.append(Tile(value, f"test {run.metric.words} of {best.key.label}", detail))
     fight = run.duel
     if fight and fight.mean:
         better = sum(gain.mean > 0 for gain in fight.gains)
@@ -78,7 +78,7 @@ def results(run: RunContents) -> Section:
 def _spread(run: RunContents) -> list[Part]:
     """How many clients' scores are spread, drawn."""
     values = {
-        row.label: [cell.mean for name, cell in row.cells.items() if name != MEAN]
+        row.key.label: [cell.mean for name, cell in row.cells.items() if name != MEAN]
         for row in run.rows
     }
     if len(run.summary.columns) <= _MOST_ROWS or not all(values.values()):
@@ -113,7 +113,7 @@ def learning(run: RunContents) -> Section:
     curves = {name: run.curves(name) for name in (MEAN, *spread(names, _MOST_PANELS))}
     curves = {name: found for name, found in curves.items() if found}
     axis = score_axis([curve for found in curves.values() for curve in found], run.metric)
-    look = looks([row.label for row in run.rows])
+    look = looks([row.key.label for row in run.rows])
     panels = tuple(
         panel("Mean of clients" if name == MEAN else name, found, look, axis)
         for name, found in curves.items()
@@ -167,7 +167,7 @@ def _some_gains(gains: Sequence[Gain]) -> list[Gain]:
 
 def convergence(run: RunContents) -> Section:
     """How fast methods learn: the training loss, and rounds until run."""
-    panels, look = [], looks([row.label for row in run.rows])
+    panels, look = [], looks([row.key.label for row in run.rows])
     for number, name in ((LOSS, "after the round"), (LOSS_SEEN, "while training")):
         if curves := run.curves(MEAN, number):
             axis = loss_axis(curves)
@@ -209,7 +209,7 @@ _MOST_KEYS, _MOST_COMPARED = 60, 12
 
 def comparison(names: Sequence[str], runs: Sequence[RunContents]) -> Section:
     """Compare runs: mean scores by method, their curves, and the settings that differ."""
-    labels = list(dict.fromkeys(row.label for run in runs for row in run.summary.rows))
+    labels = list(dict.fromkeys(row.key.label for run in runs for row in run.summary.rows))
     metrics = list(dict.fromkeys(run.metric for run in runs))
     parts: list[Part] = []
     for metric in metrics:  # what is judged by different metrics stands in different tables
@@ -227,7 +227,7 @@ def comparison(names: Sequence[str], runs: Sequence[RunContents]) -> Section:
 
 def _means(runs: Sequence[tuple[str, RunContents]], labels: Sequence[str]) -> Part:
     metric = runs[0][1].metric
-    means = [{row.label: row.cells.get(MEAN) for row in run.summary.rows} for _, run in runs]
+    means = [{row.key.label: row.cells.get(MEAN) for row in run.summary.rows} for _, run in runs]
     rows = []
     for (name, run), found in zip(runs, means, strict=True):
         cells: list[Shown | str] = [name, str(len(run.summary.seeds)), str(run.table.rounds)]

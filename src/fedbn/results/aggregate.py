@@ -291,11 +291,6 @@ class Row:
     key: Key
     cells: dict[str, Cell]
 
-    @property
-    def label(self) -> str:
-        """The method, and the setting where there are several."""
-        return self.key.label
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -439,7 +434,7 @@ def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel |
     known = gains(scores[new.key], scores[old.key], metric=table.metric)
     mean = known.get(MEAN)
     found = tuple(known[name] for name in summary.columns if name in known and name != MEAN)
-    return Duel(new.label, old.label, found, mean) if found else None
+    return Duel(new.key.label, old.key.label, found, mean) if found else None
 
 
 def _nearest(summary: Summary, name: str) -> Row | None:

@@ -62,7 +62,7 @@ def grid_of(summary: Summary, named: bool = False) -> Grid:
     return Grid(
         f"test {summary.metric.title}",
         summary.columns,
-        tuple(display_name(row.label) if named else row.label for row in summary.rows),
+        tuple(display_name(row.key.label) if named else row.key.label for row in summary.rows),
         tuple(
             tuple(
                 Shown(str(c), c.mean == best[name]) if (c := row.cells.get(name)) else Shown("–")
