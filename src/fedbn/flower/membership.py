@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
+from flwr.serverapp import Grid
+
 from fedbn import __version__
 from fedbn.errors import FedbnError, NotApproved, TooFewClients
 from fedbn.flower import messages
 from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.messages import Hello, Member, Order, digest
-from fedbn.flower.messaging import Grid, Letter, Limits, Mail, Node, ask
+from fedbn.flower.messaging import Letter, Limits, Mail, ask
 
 _HELLO_SECONDS = 120.0
 
@@ -31,9 +33,9 @@ class Expected:
     # says why a site's number of samples is not what was agreed; None where it is
     agree: Callable[[str, int], str | None] = lambda site, examples: None
 
-    def site(self, node: Node) -> str | None:
+    def site(self, node: int, key: bytes) -> str | None:
         """Name the site of a node, before it says anything; None where its key is not known."""
-        return self.keys.get(node.public_key) if self.keys else f"node {node.node_id}"
+        return self.keys.get(key) if self.keys else f"node {node}"
 
     def ordered(self, sites: Sequence[str]) -> list[str]:
         """Put sites in their order: the federation's, those unknown to it by name behind."""
@@ -219,7 +221,10 @@ class Attendance:
     def _connected(self) -> dict[str, int]:
         """The nodes that are there and whose keys are known, by what they are called."""
         sites = self._sites()
-        nodes = {sites.site(node): node.node_id for node in self._grid.get_nodes()}
+        nodes = {
+            sites.site(node.node_id, node.public_key): node.node_id
+            for node in self._grid.get_nodes()
+        }
         return {site: node for site, node in nodes.items() if site is not None}
 
     def _missing(self, expected: Expected) -> str:

@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
 
 from fedbn.core.engine import RoundCost
 from fedbn.flower import messages
 from fedbn.flower.internals_node import NODE_UNAVAILABLE
 from fedbn.flower.messages import Answer
 from fedbn.text import one_line
-
-
-class Node(Protocol):
-    """What is known of a node that is connected."""
-
-    @property
-    def node_id(self) -> int:
-        """Its number."""
-
-    @property
-    def public_key(self) -> bytes:
-        """Its key."""
-
-    @property
-    def last_activated_at(self) -> str:
-        """When it came; another time after a restart."""
-
-
-class Grid(Protocol):
-    """The part of Flower's grid that is used."""
-
-    def get_nodes(self) -> Iterable[Node]:
-        """List the nodes that are connected."""
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Take the answers that are there."""
 
 
 @dataclass(frozen=True)

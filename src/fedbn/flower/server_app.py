@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from flwr.app import Context
-from flwr.serverapp import Grid as FlowerGrid, ServerApp
+from flwr.serverapp import Grid, ServerApp
 
 from fedbn.core.plan import remarks
 from fedbn.errors import ConfigError, FedbnError, NotApproved, TooFewClients
@@ -36,7 +36,7 @@ from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait
 from fedbn.flower.internals_server import Control, grid_of, set_environment
 from fedbn.flower.membership import Attendance, Expected
 from fedbn.flower.messages import Order, Reported, check_job, order_of, report_order
-from fedbn.flower.messaging import Grid, Limits
+from fedbn.flower.messaging import Limits
 from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_engine import FlowerEngine
@@ -122,7 +122,7 @@ def make_app() -> ServerApp:
     app = ServerApp()
 
     @app.main()
-    def main(grid: FlowerGrid, context: Context) -> None:
+    def main(grid: Grid, context: Context) -> None:
         config = context.run_config
         file = configuration.find(str(config["experiment"])) if config.get("experiment") else None
         raw = read_toml(file) if file else {}
