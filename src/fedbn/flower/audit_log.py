@@ -14,16 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
 from filelock import FileLock
 
 from fedbn.errors import DamagedRun
-from fedbn.flower.credentials import Key, read_key
+from fedbn.flower.credentials import SIGNATURE, Key, read_key, signed
 from fedbn.runs.metrics import append
 
-_SIGNED = ec.ECDSA(hashes.SHA384())
 _PIECE = 65_536
 
 
@@ -42,7 +39,7 @@ class AuditLog:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._file.with_suffix(".lock")):  # a run and `revoke` write into one log
             said = {"time": time, "event": event, **facts, "before": _newest(self._file)}
-            line = _text({**said, "signature": self._key.sign(_text(said), _SIGNED).hex()})
+            line = _text({**said, "signature": self._key.sign(_text(said), SIGNATURE).hex()})
             append(self._file, line + b"\n")
         self.newest = _hash(line)
 
@@ -78,7 +75,7 @@ def verify(file: Path, public: list[bytes]) -> list[str]:
         else:
             if said.get("before") != before:
                 wrong.append(f"line {number}: does not follow the line before it")
-            if not any(_signed(owner, signature, text) for owner in owners):
+            if not any(signed(owner, signature, text) for owner in owners):
                 wrong.append(f"line {number}: changed, or not signed by the log's owner")
         before = _hash(line)
     return wrong
@@ -96,14 +93,6 @@ def mentioned(file: Path) -> dict[str, set[str]]:
 def line_hashes(file: Path) -> set[str]:
     """The hash of every line."""
     return {_hash(line) for line in _lines(file)}
-
-
-def _signed(owner: Any, signature: bytes, text: bytes) -> bool:
-    try:
-        owner.verify(signature, text, _SIGNED)
-    except InvalidSignature:
-        return False
-    return True
 
 
 def _lines(file: Path) -> list[bytes]:

@@ -30,6 +30,7 @@ from fedbn.runs.folder import check_name
 _CURVE = ec.SECP384R1
 _SLACK = datetime.timedelta(hours=1)  # clocks that are a little behind
 Key = ec.EllipticCurvePrivateKey
+SIGNATURE = ec.ECDSA(hashes.SHA384())
 _FORMAT = 1
 _NAMES = ("site.json", "ca.crt", "site.key")  # the key only where the server made it
 _MAX_BYTES = 100_000
@@ -158,8 +159,8 @@ def read_key(content: bytes) -> Key:
 def make_request(site: str, key: Key, old: Key | None = None) -> bytes:
     """Ask to be admitted: name and public key, signed by that key, and by the one it replaces."""
     public = public_bytes(key)
-    signed = _signed_text(site, public)
-    signatures = [one.sign(signed, ec.ECDSA(hashes.SHA384())).hex() for one in (key, old) if one]
+    text = _signed_text(site, public)
+    signatures = [one.sign(text, SIGNATURE).hex() for one in (key, old) if one]
     facts = {"format": _FORMAT, "site": site, "key": public.decode(), "signatures": signatures}
     return json.dumps(facts, indent=2).encode()
 
@@ -179,16 +180,18 @@ class Request:
     def signed_by(self, public: bytes, place: int = 0) -> bool:
         """Tell whether one of the signatures is that of a key."""
         owner = serialization.load_pem_public_key(public)
-        try:
-            assert isinstance(owner, ec.EllipticCurvePublicKey)
-            signature, text = (
-                bytes.fromhex(self.signatures[place]),
-                _signed_text(self.site, self.key),
-            )
-            owner.verify(signature, text, ec.ECDSA(hashes.SHA384()))
-        except (InvalidSignature, AssertionError):
-            return False
-        return True
+        return isinstance(owner, ec.EllipticCurvePublicKey) and signed(
+            owner, bytes.fromhex(self.signatures[place]), _signed_text(self.site, self.key)
+        )
+
+
+def signed(owner: Any, signature: bytes, text: bytes) -> bool:
+    """Tell whether a signature is that of a public key's owner."""
+    try:
+        owner.verify(signature, text, SIGNATURE)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def read_request(file: Path) -> Request:
