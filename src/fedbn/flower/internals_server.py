@@ -44,7 +44,7 @@ from flwr.superlink.grid import HttpGrid
 
 from fedbn.errors import FedbnError
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.internals_node import environment, follow, runtime_client
+from fedbn.flower.internals_node import environment, follow, quicken, runtime_client
 from fedbn.text import one_line
 
 APP = Path(__file__).parent / "app"
@@ -128,6 +128,8 @@ class Control:
 @contextmanager
 def grid_of(folder: FederationFolder, seconds: float = 30.0) -> Iterator[HttpGrid]:
     """Start a run and be its server app: gives the grid, and ends the run on the way out."""
+    set_environment(folder)
+    quicken()
     last = folder.path / "last-run"
     with Control(folder) as control:
         if last.exists():

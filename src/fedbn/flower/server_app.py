@@ -32,7 +32,7 @@ from fedbn.flower import messages
 from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.credentials import Request, fingerprint, read_authority
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.internals_node import Child, free_port, listens, quicken, wait_until
+from fedbn.flower.internals_node import Child, free_port, listens, wait_until
 from fedbn.flower.internals_server import Control, grid_of, set_environment
 from fedbn.flower.membership import Attendance, Expected
 from fedbn.flower.messages import Order, Reported, check_job, order_of, report_order
@@ -177,8 +177,6 @@ def watch(child: Child, stop: Callable[[], bool]) -> None:
 
 def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: str) -> None:
     """Start or continue a run and see it to its end."""
-    set_environment(folder)
-    quicken()
     experiment = checked(raw, where)
     only = the_only_run(folder, service.folder.path.name)
     with service.folder.locked(), only, grid_of(folder) as grid:
@@ -234,8 +232,6 @@ def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
 
 def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[Finding]:
     """Ask every site that is connected what it would bring; needs the server to be up."""
-    set_environment(folder)
-    quicken()
     expected = expected_sites(folder, None)
     with grid_of(folder) as grid:
         return list(ask_sites(grid, questions, expected))
@@ -243,8 +239,6 @@ def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[F
 
 def propose(folder: FederationFolder) -> tuple[dict[str, Any], list[str]]:
     """Propose a contract from what the sites that are connected say of their data."""
-    set_environment(folder)
-    quicken()
     expected = expected_sites(folder, None)
     with grid_of(folder) as grid:
         return ask_reports(grid, report_order(folder.read().id), expected)
