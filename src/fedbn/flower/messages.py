@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -316,6 +316,7 @@ def order_of(job: Job, federation: str, run: str) -> Order:
         del raw["training"]["local_epochs"]
     method, setting, seed = job.key
     weights = job.setting.experiment.model.weights
+    contract = {key: value for key, value in raw["data"].items() if key == "contract"}
     return Order(
         kind="hello",
         federation=federation,
@@ -323,7 +324,7 @@ def order_of(job: Job, federation: str, run: str) -> Order:
         method=method,
         setting=setting,
         seed=seed,
-        experiment={**raw, "data": _contract(raw), "sweep": {}},
+        experiment={**raw, "data": contract, "sweep": {}},
         version=__version__,
         weights=weights_hash(weights) if weights else "",
     )
@@ -333,11 +334,6 @@ def report_order(federation: str) -> Order:
     """Ask sites what their data is."""
     about = {"run": "report", "method": "", "setting": "", "seed": 0, "experiment": {}}
     return Order(kind="report", federation=federation, version=__version__, **about)
-
-
-def _contract(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `[data]` concerns all sites."""
-    return {key: value for key, value in raw["data"].items() if key == "contract"}
 
 
 def job_of(order: Order, device: str | None = None, weights: Path | None = None) -> Job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def orders(experiment: Experiment, federation: str) -> list[Order]:
     todo = jobs(experiment)
     for job in todo:
         check_job(job)
-    different = {_model(job): job for job in reversed(todo)}
+    different = {job.setting.experiment.model.model_dump_json(): job for job in reversed(todo)}
     return [order_of(job, federation, _RUN) for job in reversed(different.values())]
 
 
@@ -66,10 +66,6 @@ def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Ite
                 yield True, here.hellos[site].text
             else:
                 yield False, f"{site}: {here.faults.get(site, 'not connected')}"
-
-
-def _model(job: Job) -> str:
-    return job.setting.experiment.model.model_dump_json()
 
 
 log = logging.getLogger("flwr")  # what the server app's process shows
@@ -331,18 +327,14 @@ def start_site(folder: FederationFolder, site: str, data: str = "digits_mini") -
 @contextmanager
 def running(folder: FederationFolder, sites: Sequence[str] = SITES) -> Iterator[dict[str, Child]]:
     """Run the server and the sites; all of them end with the block."""
-    with ExitStack() as stack:
-        stack.enter_context(server(folder, "127.0.0.1"))
-        children: dict[str, Child] = {}
-        stack.callback(end_all, children)
-        for site in sites:
-            children[site] = start_site(folder, site)
-        yield children
-
-
-def end_all(children: Mapping[str, Child]) -> None:
-    """End processes side by side."""
-    for child in children.values():
-        child.ask_to_end()
-    for child in children.values():
-        child.end()
+    children: dict[str, Child] = {}
+    with server(folder, "127.0.0.1"):
+        try:
+            for site in sites:
+                children[site] = start_site(folder, site)
+            yield children
+        finally:
+            for child in children.values():
+                child.ask_to_end()  # all of them side by side
+            for child in children.values():
+                child.end()

@@ -183,13 +183,11 @@ class FlowerMemory:
 
     def save(self, round: int, since: int, local: Pack) -> None:
         """Keep the round and the accepted one."""
-        kept: dict[str, ArrayRecord] = {f"{self._prefix}{round}": to_record(local)}
-        if before := self._state.array_records.get(f"{self._prefix}{since}"):
-            kept.setdefault(f"{self._prefix}{since}", before)
+        kept = {f"{self._prefix}{number}" for number in (round, since)}
+        self._state[f"{self._prefix}{round}"] = to_record(local)
         for name in [n for n in self._state.array_records if n.startswith(self._prefix)]:
-            del self._state[name]
-        for name, record in kept.items():
-            self._state[name] = record
+            if name not in kept:
+                del self._state[name]
 
 
 def _nothing() -> Pack:
@@ -274,11 +272,8 @@ class Desk:
     def end(self, order: Order) -> None:
         """Take note that the run is over, and which round is the one to use."""
         if self._run:
-            self._run.end(self._initial_here(), order.best)
-
-    def _initial_here(self) -> RunState:
-        name = self._client.name
-        return replace(self._initial, local={name: self._initial.local[name]}, untrained={})
+            local = {self._client.name: self._initial.local[self._client.name]}
+            self._run.end(replace(self._initial, local=local, untrained={}), order.best)
 
     def _write(
         self, order: Order, state: RunState, records: Sequence[Record], update: Update | None
@@ -351,13 +346,9 @@ class Desk:
         """Add the BatchNorm affine, never a statistic, where the site agreed to give it away."""
         if not (order.last and self._options.release_affine):
             return messages.put(answer)
-        return messages.put(answer, **{messages.AFFINE: to_record(affine_of(local))})
-
-
-def affine_of(local: Pack) -> Pack:
-    """The BatchNorm affine of a local part."""
-    chosen = [e for e in local.layout.entries if e.kind == Kind.BN_AFFINE]
-    return StateLayout.of(chosen).pack({e.name: local.state[e.name] for e in chosen})
+        chosen = [e for e in local.layout.entries if e.kind == Kind.BN_AFFINE]
+        affine = StateLayout.of(chosen).pack({e.name: local.state[e.name] for e in chosen})
+        return messages.put(answer, **{messages.AFFINE: to_record(affine)})
 
 
 def _finite(loss: float) -> float | None:
