@@ -162,16 +162,8 @@ class Site:
 
     def _desk(self, order: Order) -> Desk:
         """The job's model, made anew when its members change; one job at a time has one."""
-        key = order.model_copy(
-            update={
-                "round": 0,
-                "since": 0,
-                "best": 0,
-                "scores": False,
-                "last": False,
-                "kind": "train",
-            }
-        ).model_dump_json()
+        of_a_message = {"kind", "round", "since", "best", "scores", "last"}
+        key = order.model_dump_json(exclude=of_a_message)
         if key not in self.desks:
             self.desks = {key: Desk(self.options, self._job(order), self._alone(order), order)}
         return self.desks[key]
