@@ -106,7 +106,7 @@ def loss_axis(curves: Sequence[Curve]) -> Upward:
 
 def panel(title: str, curves: Sequence[Curve], look: Mapping[str, Look], axis: Upward) -> Markup:
     """Draw one panel; a tooltip a round gives the numbers."""
-    left, _, right, bottom = _BOX
+    left, _, right, _ = _BOX
     first = min((c.x[0] for c in curves), default=0)
     last = max((c.x[-1] for c in curves), default=1)
     across = svg.linear(first, last, left + 4, right - 4)
@@ -115,18 +115,21 @@ def panel(title: str, curves: Sequence[Curve], look: Mapping[str, Look], axis: U
     ordered = sorted(curves, key=lambda curve: look[curve.label].dashes is not None)
     drawn = [_drawn(c, look[c.label], across, up) for c in ordered]
     ends = [f"{c.label} ends at {_said(c.mean[-1], c.std[-1])}" for c in curves[:6]]
-    ys = [(up(t), svg.numbered(t)) for t in axis.ticks()]
+    spoken = f"{title}: {axis.what} over rounds. {'; '.join(ends)}"
     xs = [(across(t), svg.numbered(t)) for t in svg.ticks(first, last) if t == int(t)]
-    return svg.drawing(
-        _WIDTH,
-        _HEIGHT,
-        f"{title}: {axis.what} over rounds. {'; '.join(ends)}",
-        svg.label(left - 34, 14, title, most=40, class_="title"),
-        svg.grid(xs, ys, _BOX),
-        svg.note("round", right, bottom + 30),
-        *drawn,
-        _tips(curves, across),
-    )
+    return _framed(title, spoken, "round", xs, axis, *drawn, _tips(curves, across))
+
+
+def _framed(
+    title: str, spoken: str, what: str, xs: Sequence[tuple[float, str]], axis: Upward, *drawn: str
+) -> Markup:
+    """Put a panel's lines between its title and its axes; `what` is said below."""
+    left, _, right, bottom = _BOX
+    up = axis.scale()
+    ys = [(up(t), svg.numbered(t)) for t in axis.ticks()]
+    head = svg.label(left - 34, 14, title, most=40, class_="title")
+    below = svg.note(what, right, bottom + 30)
+    return svg.drawing(_WIDTH, _HEIGHT, spoken, head, svg.grid(xs, ys, _BOX), below, *drawn)
 
 
 _BINS = 20
@@ -136,7 +139,7 @@ def histogram(
     values: Mapping[str, Sequence[float]], look: Mapping[str, Look], metric: Metric
 ) -> Markup:
     """Draw how clients' scores spread: a stepped line a method, the share of clients in a bin."""
-    left, _, right, bottom = _BOX
+    left, _, right, _ = _BOX
     every = [value for own in values.values() for value in own]
     low, width = min(every), (max(every) - min(every)) / _BINS or 1.0
     shares: dict[str, list[float]] = {}
@@ -153,15 +156,9 @@ def histogram(
     ]
     medians = ", ".join(f"{n}: median {statistics.median(v):.3g}" for n, v in values.items())
     ticks = [(across(t), svg.numbered(t)) for t in svg.ticks(low, low + width * _BINS)]
-    return svg.drawing(
-        _WIDTH,
-        _HEIGHT,
-        f"How the scores of {len(every) // len(values)} clients spread. {medians}",
-        svg.label(left - 34, 14, f"{axis.what} by test {metric.words}", most=40, class_="title"),
-        svg.grid(ticks, [(up(t), svg.numbered(t)) for t in axis.ticks()], _BOX),
-        svg.note(metric.title, right, bottom + 30),
-        *lines,
-    )
+    title = f"{axis.what} by test {metric.words}"
+    spoken = f"How the scores of {len(every) // len(values)} clients spread. {medians}"
+    return _framed(title, spoken, metric.title, ticks, axis, *lines)
 
 
 def _drawn(curve: Curve, look: Look, across: Scale, up: Scale) -> Markup:
