@@ -29,12 +29,7 @@ from types import SimpleNamespace
 
 import httpx
 from flwr.app import Message, RecordDict
-from flwr.common.constant import (
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_TOLERANCE,
-    ErrorCode,
-    SubStatus,
-)
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, ErrorCode, SubStatus
 from flwr.common.serde import context_to_proto
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,

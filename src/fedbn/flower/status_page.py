@@ -98,13 +98,7 @@ class StatusPage:
             for (method, setting, seed), (round, rounds, state) in self._jobs.items()
         ]
         sites = [
-            [
-                html.escape(name),
-                one.round,
-                _drawn(one.losses),
-                one.score,
-                one.seen,
-            ]
+            [html.escape(name), one.round, _drawn(one.losses), one.score, one.seen]
             for name, one in self._sites.items()
         ]
         remarks = "".join(f"<li>{html.escape(text)}</li>" for text in self._remarks)

@@ -118,11 +118,6 @@ class Chapter:
     notes: tuple[str, ...] = ()
 
 
-def remark(text: str) -> Text:
-    """Make a remark that stands out."""
-    return Text(text, kind="remark")
-
-
 def table(
     caption: str, header: Sequence[str], rows: Sequence[Sequence[Shown | str]], folded: bool = False
 ) -> Table:

@@ -139,7 +139,7 @@ def _whose(facts: Facts) -> str:
 def missing(key: str, title: str, run: RunContents, part: str) -> Section:
     """Say in a section's place why it is not there."""
     reason = run.missing.get(part, "not collected")
-    return Section(key, title, "", (document.remark(f"Not shown: {reason}."),))
+    return Section(key, title, "", (document.Text(f"Not shown: {reason}.", kind="remark"),))
 
 
 _MOST_ENTRIES = 400

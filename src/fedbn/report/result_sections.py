@@ -8,13 +8,14 @@ from dataclasses import replace
 from fedbn.core.metric import PERCENT
 from fedbn.report.charts import gain_bars, histogram, legend, looks, loss_axis, panel, score_axis
 from fedbn.report.contents import MOST_LABELS, RunContents, gain_said
-from fedbn.report.document import Beside, Figures, Part, Section, Text, Tile, Tiles, remark, table
+from fedbn.report.document import Beside, Figures, Part, Section, Text, Tile, Tiles, table
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
 from fedbn.results.comparison import changes
 from fedbn.results.result_table import Grid, Shown, condensed, grid_of, readable
 from fedbn.text import bytes_said, counted, spread
 
 _MOST_COLUMNS, _MOST_ROWS = 9, 40
+_UNSCORED = Text("No round has been scored yet.", kind="remark")
 
 
 def glance(run: RunContents) -> list[Part]:
@@ -67,7 +68,9 @@ def results(run: RunContents) -> Section:
     over = "mean ± standard deviation over seeds" if len(summary.seeds) > 1 else "seed"
     when = "the round best on validation data" if run.report == "best" else "the last round"
     if not any(row.cells for row in summary.rows):
-        return Section("results", "Results", "", (remark("No client has been scored yet."),))
+        return Section(
+            "results", "Results", "", (Text("No client has been scored yet.", kind="remark"),)
+        )
     unit = {PERCENT: " in per cent", "": ""}.get(summary.metric.unit, f" in {summary.metric.unit}")
     way = "" if summary.metric.higher else " (lower is better)"
     lead = f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best is marked."
@@ -127,7 +130,7 @@ def learning(run: RunContents) -> Section:
         f"Test {run.metric.title} after every scored round: the mean over seeds, shaded ± one "
         "standard deviation. Point at a round for its numbers."
     )
-    return Section("learning", "Learning curves", lead, tuple(parts) or (_unscored(),))
+    return Section("learning", "Learning curves", lead, tuple(parts) or (_UNSCORED,))
 
 
 def gains(run: RunContents) -> Section:
@@ -135,7 +138,7 @@ def gains(run: RunContents) -> Section:
     fight = run.duel
     if fight is None:
         text = "Needs FedBN and FedAvg, scored for the same seed; this run does not have both."
-        return Section("gain", "Gain by client", "", (remark(text),))
+        return Section("gain", "Gain by client", "", (Text(text, kind="remark"),))
     kept = _some_gains(fight.gains)
     seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
     metric = run.metric
@@ -180,7 +183,7 @@ def convergence(run: RunContents) -> Section:
         "joined model once the server has combined the updates, and as clients see it while they "
         "train, when BatchNorm uses the statistics of the batch."
     )
-    return Section("convergence", "Convergence", lead, tuple(parts) or (_unscored(),))
+    return Section("convergence", "Convergence", lead, tuple(parts) or (_UNSCORED,))
 
 
 def _rounds_until(run: RunContents) -> list[Part]:
@@ -198,10 +201,6 @@ def _rounds_until(run: RunContents) -> list[Part]:
     ]
     header = ["method", *(f"{level} %" for level in levels)]
     return [table(f"First round at a mean test {run.metric.words} of", header, rows)]
-
-
-def _unscored() -> Text:
-    return remark("No round has been scored yet.")
 
 
 _MOST_KEYS, _MOST_COMPARED = 60, 12
