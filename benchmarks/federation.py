@@ -19,8 +19,7 @@ from fedbn.core.state import entries
 from fedbn.experiments.configuration import checked
 from fedbn.flower import server_app
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.internals_node import quicken
-from fedbn.flower.internals_server import grid_of, set_environment
+from fedbn.flower.internals_server import grid_of
 from fedbn.flower.messaging import Limits, RoundCost
 from fedbn.flower.server_app import Service, serve
 
@@ -117,8 +116,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedbn-") as place:
         folder = server_app.make(Path(place) / "fed")
         with server_app.running(folder):
-            set_environment(folder)
-            quicken()
             for method in METHODS:
                 print(row(folder, method), flush=True)
 

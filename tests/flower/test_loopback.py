@@ -17,8 +17,7 @@ from fedbn.core.state import entries
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
 from fedbn.flower import server_app
-from fedbn.flower.internals_node import quicken
-from fedbn.flower.internals_server import grid_of, set_environment
+from fedbn.flower.internals_server import grid_of
 from fedbn.flower.messaging import Limits
 from fedbn.flower.server_app import Service, serve
 from fedbn.runs import checkpoints, metrics
@@ -82,8 +81,6 @@ def test_two_real_sites_give_the_same_bits(tmp_path) -> None:
     folder = server_app.make(tmp_path / "fed")
     tapped = {}
     with server_app.running(folder, SITES):
-        set_environment(folder)
-        quicken()
         for method in METHODS:
             raw = {**RAW, "methods": [method]}
             run = server_app.run_folder(folder, method.replace("+", "-"))

@@ -18,7 +18,7 @@ from fedbn.flower import credentials, preflight, server_app, site_app
 from fedbn.flower.audit_log import AuditLog, log_of
 from fedbn.flower.federation_folder import FederationFolder, write_unit
 from fedbn.flower.internals_node import follow
-from fedbn.flower.internals_server import Control, set_environment
+from fedbn.flower.internals_server import Control
 from fedbn.flower.policy import Approvals, Policy, read_policy
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import checkpoints
@@ -211,7 +211,6 @@ def status(fed: Fed) -> None:
 
 def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
     """Whether the server is up, and the sites whose nodes gave a sign of life."""
-    set_environment(folder)
     keys = folder.keys()
     with Control(folder) as control:
         up = control.reachable()
@@ -223,5 +222,4 @@ def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
 def add_site(fed: Fed, site: Annotated[str, typer.Argument(help="The new site's name.")]) -> None:
     """Add a site whose key is made here, for trying out; a run under way takes it in."""
     folder = FederationFolder(fed.resolve())
-    set_environment(folder)
     emit(f"{server_app.add_site(folder, site)}: hand this to {site}, then delete it here")

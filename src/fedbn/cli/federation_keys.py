@@ -15,7 +15,6 @@ from fedbn.errors import ConfigError, FedbnError
 from fedbn.flower import audit_log, credentials, server_app
 from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import FederationFolder, write_private
-from fedbn.flower.internals_server import set_environment
 from fedbn.runs.folder import check_name, write_atomically
 from fedbn.runs.metrics import append
 
@@ -65,7 +64,6 @@ def admit(
     folder, asked = FederationFolder(fed.resolve()), credentials.read_request(file)
     found, whose = credentials.fingerprint(asked.key), f"the key of site {asked.site}"
     how = confirmed(fingerprint, found, whose)
-    set_environment(folder)
     emit(f"{server_app.admit(folder, asked, how)}: send this to {asked.site}; it holds no secret")
     emit(f"the authority: {credentials.authority_fingerprint(folder.ca.read_bytes())}")
 
@@ -74,7 +72,6 @@ def admit(
 def revoke(fed: Fed, site: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
     """Put a site out for good, also while a run is on: from the next message on."""
     folder = FederationFolder(fed.resolve())
-    set_environment(folder)
     server_app.revoke(folder, site)
     emit(f"{site} is out; its key is not admitted any more")
 

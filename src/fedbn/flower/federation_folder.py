@@ -262,8 +262,3 @@ def write_private(file: Path, content: bytes) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(file)
-
-
-def open_to_others(file: Path) -> bool:
-    """Tell whether others than the owner may read a file."""
-    return os.name == "posix" and bool(file.stat().st_mode & 0o077)

@@ -67,10 +67,13 @@ class _Bearer:
 
 
 class Control:
-    """Talks to the server of a federation, from the server's own machine."""
+    """Talks to the server of a federation, from the server's own machine.
+
+    Flower is quiet in this process from then on, as in its children.
+    """
 
     def __init__(self, folder: FederationFolder):
-        self._folder = folder
+        os.environ.update(environment(folder.home))
         self.address = f"127.0.0.1:{folder.read().port}"
         self._client = ControlHttpClient.from_server_address(
             self.address,
@@ -128,7 +131,6 @@ class Control:
 @contextmanager
 def grid_of(folder: FederationFolder, seconds: float = 30.0) -> Iterator[HttpGrid]:
     """Start a run and be its server app: gives the grid, and ends the run on the way out."""
-    set_environment(folder)
     quicken()
     last = folder.path / "last-run"
     with Control(folder) as control:
@@ -194,11 +196,6 @@ def _explained(address: str) -> Iterator[None]:
             f"Flower's server at {address} does not answer ({error}); start it with `fedbn "
             "federation server`; rounds that are done are saved"
         ) from error
-
-
-def set_environment(folder: FederationFolder) -> None:
-    """Quiet Flower in this process, as in its children."""
-    os.environ.update(environment(folder.home))
 
 
 class OperatorOnly(NoOpControlAuthnPlugin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import email.utils
+import os
 import socket
 import ssl
 import time
@@ -19,7 +20,7 @@ from fedbn import __version__
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.flower import installed_flower
 from fedbn.flower.credentials import Bundle, hosts_of
-from fedbn.flower.federation_folder import FederationFolder, open_to_others
+from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import CLOCK_AHEAD, CLOCK_BEHIND, listens
 
 _TIMEOUT = 5.0
@@ -149,7 +150,7 @@ def check_bundle(file: Path, bundle: Bundle) -> Iterator[Finding]:
 
 def private(file: Path) -> Finding:
     """Tell whether a file with a key is closed to others."""
-    if open_to_others(file):
+    if os.name == "posix" and file.stat().st_mode & 0o077:
         return False, f"{file.name} can be read by others: `chmod 600 {file}`"
     return True, f"{file.name} is private"
 

@@ -33,7 +33,7 @@ from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.credentials import Request, fingerprint, read_authority
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, wait_until
-from fedbn.flower.internals_server import Control, grid_of, set_environment
+from fedbn.flower.internals_server import Control, grid_of
 from fedbn.flower.membership import Attendance, Expected
 from fedbn.flower.messages import Order, Reported, check_job, order_of, report_order
 from fedbn.flower.messaging import Limits
@@ -151,7 +151,6 @@ def server(folder: FederationFolder, host: str = "0.0.0.0") -> Iterator[Child]:
     info = folder.read()
     if listens("127.0.0.1", info.port):
         raise ConfigError(f"port {info.port} is in use: another server, or another federation's")
-    set_environment(folder)
     module = "fedbn.flower.internals_server"
     child = Child(module, [str(folder.path), host], folder.home, folder.path / "server.log")
     try:
