@@ -12,18 +12,7 @@ from numpy.typing import NDArray
 
 from fedbn.core.metric import PERCENT, Metric, first_metric
 from fedbn.core.state import Entry
-from fedbn.results.aggregate import (
-    Curve,
-    Duel,
-    Measure,
-    Records,
-    Report,
-    Row,
-    ScoreTable,
-    Summary,
-    duel,
-    summarize,
-)
+from fedbn.results import aggregate
 from fedbn.text import flat, points_said
 
 Array = NDArray[np.float64]
@@ -135,7 +124,7 @@ class RunContents:
     """
 
     path: str
-    records: Records
+    records: aggregate.Records
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     exchanges: tuple[Exchange, ...] = ()
@@ -150,7 +139,7 @@ class RunContents:
         return dict(flat(self.config))
 
     @property
-    def report(self) -> Report:
+    def report(self) -> aggregate.Report:
         """Which round counts."""
         return "best" if self.settings.get("evaluation.report") == "best" else "last"
 
@@ -160,29 +149,31 @@ class RunContents:
         return first_metric(self.environment)
 
     @cached_property
-    def table(self) -> ScoreTable:
+    def table(self) -> aggregate.ScoreTable:
         """The records as numbers."""
-        return ScoreTable.of(self.records, self.metric)
+        return aggregate.ScoreTable.of(self.records, self.metric)
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> aggregate.Summary:
         """The table of results."""
         choose = isinstance(self.settings.get("method.mu"), list)
-        return summarize(self.table, self.report, choose_setting=choose)
+        return aggregate.summarize(self.table, self.report, choose_setting=choose)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[aggregate.Row, ...]:
         """The rows that can be drawn in one figure."""
         return self.summary.rows[:MOST_LABELS]
 
-    def curves(self, column: str, measure: Measure | None = None) -> list[Curve]:
+    def curves(
+        self, column: str, measure: aggregate.Measure | None = None
+    ) -> list[aggregate.Curve]:
         """A number over rounds, of a client or on average, a curve a row."""
         return self.table.curves(column, measure, [row.key for row in self.rows])
 
     @cached_property
-    def duel(self) -> Duel | None:
+    def duel(self) -> aggregate.Duel | None:
         """FedBN against FedAvg."""
-        return duel(self.table, self.summary, self.report)
+        return aggregate.duel(self.table, self.summary, self.report)
 
 
 def gain_said(gain: float, metric: Metric) -> str:
