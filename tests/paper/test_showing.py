@@ -79,14 +79,15 @@ def test_what_was_cut_is_said() -> None:
         "evaluation": {"every": 3},
         "workers": 2,
     }
-    assert departures(paper, used) == [
+    said = [
         "40 of 300 epochs",
         "1 of 2 seeds",
         "without fedavg",
         "data digits_mini in place of digits",
         "local_epochs 4 (paper scale: 1)",
     ]
-    assert departures(paper, paper) == []
+    assert departures(paper, used) == (said, True)
+    assert departures(paper, paper) == ([], False)
 
 
 def test_rounds_replace_epochs_and_a_sweep_is_replaced_whole() -> None:

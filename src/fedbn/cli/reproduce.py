@@ -23,7 +23,7 @@ from fedbn.errors import ConfigError, DataError, FedbnError, Interrupted, unfore
 from fedbn.experiments.configuration import SCALES, checked
 from fedbn.experiments.merging import Merged
 from fedbn.paper import output
-from fedbn.paper.configurations import asked, is_there, shown_runs
+from fedbn.paper.configurations import asked, is_there, missing, shown_runs
 from fedbn.paper.items import ALL, Entry, Outcome, Request, entries, find
 from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
@@ -152,9 +152,9 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
         say(*found.remarks)
     else:
         wanted = asked(entry, flags.scale, {"seeds": flags.seeds}, flags.settings)
-        if wanted.lacking:
+        if lacking := missing(wanted.raw):
             raise DataError(
-                f"{entry.name} at {flags.scale} scale needs {', '.join(wanted.lacking)}, which is "
+                f"{entry.name} at {flags.scale} scale needs {', '.join(lacking)}, which is "
                 "not there: `fedbn data ls` says how to get it, FEDBN_DATA names its folder"
             )
     say(f"{entry.name}: {entry.title} -> {folder}")

@@ -25,22 +25,17 @@ _UNSAID = ("workers", "engine", "format", "evaluation.every", "training.device",
 _OPTIONS = "reproduce.options."
 
 
-def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
-    """List what was cut or changed.
+def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """List what was cut or changed; is that more than how many seeds and methods there are?
 
     Examples:
         >>> departures({"seeds": [0, 1], "training": {"epochs": 300}},
         ...            {"seeds": [0], "training": {"epochs": 10, "lr": 0.1}})
-        ['10 of 300 epochs', '1 of 2 seeds', 'lr 0.1 (paper scale: 0.01)']
+        (['10 of 300 epochs', '1 of 2 seeds', 'lr 0.1 (paper scale: 0.01)'], True)
     """
     theirs, ours = checked(paper, "paper"), checked(used)
-    return [*_length(theirs, ours), *_lists(theirs, ours), *_values(_flat(theirs), _flat(ours))]
-
-
-def protocol_cut(paper: Mapping[str, Any], used: Mapping[str, Any]) -> bool:
-    """Tell whether more was changed than how many seeds and methods there are."""
-    theirs, ours = checked(paper, "paper"), checked(used)
-    return any([*_length(theirs, ours), *_values(_flat(theirs), _flat(ours))])
+    length, values = [*_length(theirs, ours)], [*_values(_flat(theirs), _flat(ours))]
+    return [*length, *_lists(theirs, ours), *values], bool(length or values)
 
 
 def _length(theirs: Experiment, ours: Experiment) -> Iterator[str]:
@@ -97,14 +92,10 @@ _OF_THE_FILE = ("reproduce", "quick")
 
 @dataclass(frozen=True)
 class Asked:
-    """What is run: the configuration after scale, what is missing and overrides; what it lacks.
-
-    The rest is as in `Request`.
-    """
+    """What is run: the configuration after scale, stand-ins and overrides; as in `Request`."""
 
     raw: Raw
     changes: tuple[str, ...]
-    lacking: tuple[str, ...]
     comparable: bool
     cut: bool
 
@@ -134,15 +125,15 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
     final = overridden(raw, flags, settings, where)
     final.pop("quick", None)
     checked(final, where)
-    return _asked(entry, final, tuple(missing(final)))
+    return _asked(entry, final)
 
 
-def _asked(entry: Entry, used: Raw, lacking: tuple[str, ...] = ()) -> Asked:
+def _asked(entry: Entry, used: Raw) -> Asked:
     paper = entry.paper or entry.raw
     own = () if entry.paper else (f"settings of {entry.file.name}, not the paper's",)
     comparable = entry.paper is not None and _data(used) == _data(entry.paper)
-    changes = (*own, *departures(paper, used))
-    return Asked(used, changes, lacking, comparable, protocol_cut(paper, used))
+    changes, cut = departures(paper, used)
+    return Asked(used, (*own, *changes), comparable, cut)
 
 
 def missing(raw: Mapping[str, Any]) -> list[str]:
