@@ -41,8 +41,7 @@ class Entry:
     @property
     def how(self) -> Mapping[str, Any]:
         """The table `[reproduce]`."""
-        found: Mapping[str, Any] = self.raw["reproduce"]
-        return found
+        return dict(self.raw["reproduce"])
 
     @property
     def by(self) -> str:
@@ -109,8 +108,7 @@ class Request:
     @property
     def options(self) -> Mapping[str, Any]:
         """What only this item knows: the table `[reproduce.options]`."""
-        found: Mapping[str, Any] = self.experiment.get("reproduce", {}).get("options", {})
-        return found
+        return dict(self.experiment.get("reproduce", {}).get("options", {}))
 
     def trained(self) -> Records:
         """Train what the experiment says, in the folder `run`."""
@@ -179,14 +177,7 @@ class Cell:
         family: int = 1,
         paper: float | None = None,
     ) -> Cell:
-        """What one gains over another, seed by seed, with its paired interval.
-
-        Args:
-            new: A value a seed.
-            old: What it is compared with, with the same seeds.
-            family: How many such cells the interval is to hold for at once.
-            paper: The paper's gain.
-        """
+        """What one gains over another, seed by seed; its interval holds for `family` such cells."""
         gaps = [value - old[seed] for seed, value in new.items() if seed in old]
         test = paired(gaps, family)
         if len(gaps) < 2 or test.low is None or test.high is None:

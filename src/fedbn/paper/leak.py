@@ -13,7 +13,7 @@ r"""What an update tells the server, with BatchNorm shared and local: three atta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,10 @@ def _table(request: Request, found: Found) -> Table:
     pairs += [("fedbn", m) for m in ("fedavg", "silobn") if {"fedbn", m} <= found.keys()]
     compared = [column for column in columns if column in found[CHANCE]]
     rows = [
-        Row((display_name(method),), _row(own.get(column) for column in columns))
+        Row(
+            (display_name(method),),
+            tuple(Cell.of(own[column].values()) if column in own else None for column in columns),
+        )
         for method, own in found.items()
     ]
     for new, old in pairs:
@@ -259,10 +262,6 @@ def _table(request: Request, found: Found) -> Table:
     )
     title = "what the updates of one round tell"
     return replace(request.table(request.name, title, columns, rows, note), digits=2)
-
-
-def _row(values: Iterable[Mapping[int, float] | None]) -> tuple[Cell | None, ...]:
-    return tuple(Cell.of(one.values()) if one else None for one in values)
 
 
 def _draw(request: Request, shown: Mapping[str, Tensor], table: Table) -> tuple[Path, ...]:

@@ -35,16 +35,11 @@ from fedbn.paper.theory.network import Network, Samples, norms, predict, require
 
 
 def relu_kernel(inner: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """`E σ(a)σ(b)` for centred Gaussians a and b, from their covariance and variances.
+    """`E σ(a)σ(b)` for centred Gaussians a and b, from covariance and variances, broadcast.
 
     The arc-cosine kernel of degree 1: with `cos θ = inner / √(left · right)`,
 
         E σ(a)σ(b) = √(left · right) / (2π) · (sin θ + (π − θ) cos θ).
-
-    Args:
-        inner: Covariances of a and b; the three shapes are broadcast.
-        left: Variances of a.
-        right: Variances of b.
 
     Examples:
         >>> zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
