@@ -53,12 +53,8 @@ def make_authority(name: str, days: int) -> Authority:
     """Make an authority that signs only server certificates of this federation."""
     key = make_key()
     subject = _subject(f"fedbn federation {name}")
-    builder = _builder(subject, subject, key, days).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    usage = _usage(digital_signature=False, key_cert_sign=True)
-    builder = builder.add_extension(usage, critical=True)
-    return Authority(key, builder.sign(key, hashes.SHA384()))
+    builder = _builder(subject, subject, key, days)
+    return Authority(key, _limited(builder, ca=True).sign(key, hashes.SHA384()))
 
 
 def read_authority(key: Path, certificate: Path) -> Authority:
@@ -82,10 +78,8 @@ def make_server_certificate(
         builder.add_extension(names, critical=False)
         .add_extension(usage, critical=False)
         .add_extension(identity, critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True, key_cert_sign=False), critical=True)
     )
-    return key, builder.sign(authority.key, hashes.SHA384())
+    return key, _limited(builder, ca=False).sign(authority.key, hashes.SHA384())
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
@@ -242,18 +236,21 @@ def _builder(
     )
 
 
-def _usage(digital_signature: bool, key_cert_sign: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
+def _limited(builder: x509.CertificateBuilder, ca: bool) -> x509.CertificateBuilder:
+    """Let a key sign certificates, and none for further authorities; or let it sign all else."""
+    usage = x509.KeyUsage(
+        digital_signature=not ca,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=key_cert_sign,
-        crl_sign=key_cert_sign,
+        key_cert_sign=ca,
+        crl_sign=ca,
         encipher_only=False,
         decipher_only=False,
     )
+    kind = x509.BasicConstraints(ca=ca, path_length=0 if ca else None)
+    return builder.add_extension(kind, critical=True).add_extension(usage, critical=True)
 
 
 def _name(host: str) -> x509.GeneralName:
