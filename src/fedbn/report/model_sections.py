@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -221,36 +220,23 @@ def again(run: RunContents) -> Section:
             "Without the folder: save the configuration as experiment.toml, then fedbn run it."
         ),
         document.Code(
-            "Configuration, every key written out", _toml(run.config), "toml", folded=True
+            "Configuration, every key written out", tomli_w.dumps(run.config), "toml", folded=True
         ),
         *_environment(run.environment),
     ]
     return Section("again", "Configuration and how to run it again", lead, tuple(parts))
 
 
-def _toml(config: Mapping[str, Any]) -> str:
-    try:
-        return tomli_w.dumps(config)
-    except (TypeError, ValueError):
-        return json.dumps(config, indent=2, default=str, ensure_ascii=False)
-
-
 def _environment(environment: Mapping[str, Any]) -> list[Part]:
-    versions = [[str(k), str(v)] for k, v in _mapping(environment, "versions").items()]
-    threads = [[f"threads: {k}", str(v)] for k, v in _mapping(environment, "threads").items()]
-    where = [["started in", str(environment["directory"])]] if "directory" in environment else []
+    versions = [[k, v] for k, v in environment.get("versions", {}).items()]
+    threads = [[f"threads: {k}", str(v)] for k, v in environment.get("threads", {}).items()]
+    where = [["started in", environment["directory"]]] if "directory" in environment else []
     found: list[Part] = []
     if rows := [*versions, *threads, *where]:
         found.append(document.table("Environment", ["what", "value"], rows, folded=True))
-    prints = list(_mapping(environment, "data").items())
-    if prints:
+    if prints := list(environment.get("data", {}).items()):
         some = f" (the first {_MOST_PRINTS} of {len(prints)})" if len(prints) > _MOST_PRINTS else ""
-        rows = [[str(k), f"{str(v)[:16]}…"] for k, v in prints[:_MOST_PRINTS]]
+        rows = [[k, f"{str(v)[:16]}…"] for k, v in prints[:_MOST_PRINTS]]
         caption = f"Fingerprints of the data{some}"
         found.append(document.table(caption, ["client", "sha256"], rows, folded=True))
     return found
-
-
-def _mapping(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = environment.get(key)
-    return value if isinstance(value, Mapping) else {}
