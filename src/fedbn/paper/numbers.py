@@ -195,17 +195,11 @@ def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[
     done = [r for r in records if (r["method"], r["setting"], r["seed"]) not in short]
     if not done:
         raise ConfigError("no method, seed and setting of this run has ended yet: nothing to show")
-    begun = [
-        f"left out, not finished: {method} {setting} seed {seed}, round {now} of {rounds}"
-        for (method, setting, seed), (now, rounds) in short.items()
-        if now
-    ]
-    never = [
-        f"{method} {setting} seed {seed}"
-        for (method, setting, seed), (n, _) in short.items()
-        if not n
-    ]
-    return done, (*begun, *([f"left out, not begun: {', '.join(never)}"] if never else []))
+    named = {f"{method} {setting} seed {n}": at for (method, setting, n), at in short.items()}
+    begun = [f"{name}, round {now} of {rounds}" for name, (now, rounds) in named.items() if now]
+    never = [name for name, (now, _) in named.items() if not now]
+    said = [f"left out, not finished: {text}" for text in begun]
+    return done, (*said, *([f"left out, not begun: {', '.join(never)}"] if never else []))
 
 
 def _data_facts(run: Path, experiment: Experiment) -> dict[str, list[str]]:
