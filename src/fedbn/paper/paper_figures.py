@@ -264,18 +264,12 @@ def _curve_keys() -> list[Line2D]:
         r"bound with $G^\infty$": PRINTED,
         r"bound with $G(0),\ m\to\infty$": START,
     }
-    broken: dict[str, Any] = {"marker": "o", "markersize": 4, "markerfacecolor": "white"}
+    broken: dict[str, Any] = {"color": "none", "marker": "o", "markersize": 4}
+    broken |= {"markerfacecolor": "white", "markeredgecolor": "k"}
     return [
         *(Line2D([], [], color=c, linewidth=3, label=NAMES[n]) for n, c in COLOURS.items()),
         *(Line2D([], [], color="#444444", linestyle=s, label=text) for text, s in kinds.items()),
-        Line2D(
-            [],
-            [],
-            color="none",
-            label=r"where $G^\infty$'s bound breaks",
-            markeredgecolor="k",
-            **broken,
-        ),
+        Line2D([], [], label=r"where $G^\infty$'s bound breaks", **broken),
     ]
 
 

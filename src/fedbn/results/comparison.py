@@ -129,11 +129,6 @@ class Side:
         share = self.config.get("data", {}).get("test_share", _TEST_SHARE)
         return float(share / (1 - share))
 
-    @property
-    def last_round(self) -> int:
-        """The last round that was tested."""
-        return max((r["round"] for r in self.records if r["split"] == "test"), default=0)
-
 
 @dataclass(frozen=True)
 class Line:
@@ -313,8 +308,10 @@ def _remarks(a: Side, b: Side) -> Iterator[str]:
     data = [side.environment.get("data", {}) for side in (a, b)]
     if other := [c for c in data[0] if c in data[1] and data[0][c] != data[1][c]]:
         yield f"not the same data: {', '.join(other)}; a difference there may be the data's"
-    if a.last_round != b.last_round:
-        yield f"A was scored after round {a.last_round}, B after round {b.last_round}"
+    tested = [{r["round"] for r in side.records if r["split"] == "test"} for side in (a, b)]
+    last_a, last_b = (max(rounds, default=0) for rounds in tested)
+    if last_a != last_b:
+        yield f"A was scored after round {last_a}, B after round {last_b}"
 
 
 def _doubts(pairs: Iterable[Pair]) -> Iterator[str]:
