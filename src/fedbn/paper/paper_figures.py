@@ -16,22 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from fedbn.paper import items
-from fedbn.results import NAMES, colours
+from fedbn.results import NAMES, colours, figures
 from fedbn.results.aggregate import Cell
-from fedbn.results.figures import (
-    COLUMN,
-    DOMAINS,
-    PAGE,
-    hatches,
-    headed,
-    legend,
-    looks,
-    panels,
-    plain,
-    saved,
-    styled,
-    titled,
-)
 
 Cells = Mapping[str, Mapping[str, Cell]]
 """Of a method, of a domain or at a value of the axis: the accuracy over seeds."""
@@ -46,13 +32,13 @@ def draw_against(
     and data.
     """
     methods = list(dict.fromkeys(method for panel in lines.values() for method in panel))
-    with styled():
-        figure, axes = panels(len(lines), xlabel, "test accuracy (%)")
-        known = looks(methods)
+    with figures.styled():
+        figure, axes = figures.panels(len(lines), xlabel, "test accuracy (%)")
+        known = figures.looks(methods)
         for axis, (name, panel) in zip(axes, lines.items(), strict=True):
-            titled(axis, name)
+            figures.titled(axis, name)
             ticks = list(dict.fromkeys(value for line in panel.values() for value in line))
-            axis.set_xticks(range(len(ticks)), [plain(tick) for tick in ticks])
+            axis.set_xticks(range(len(ticks)), [figures.plain(tick) for tick in ticks])
             for method, line in panel.items():
                 axis.errorbar(
                     [ticks.index(value) for value in line],
@@ -63,8 +49,8 @@ def draw_against(
                     elinewidth=0.8,
                     **known[method],
                 )
-        legend(figure, known)
-        return saved(figure, stem, label)
+        figures.legend(figure, known)
+        return figures.saved(figure, stem, label)
 
 
 _GROUP = 0.84
@@ -80,8 +66,8 @@ def draw_bars(
     """Draw the bars by method and domain; the paper's means, where given, as short black lines."""
     domains = list(dict.fromkeys(domain for own in values.values() for domain in own))
     faces, width = _faces(list(values)), _GROUP / len(values)
-    with styled():
-        wide = PAGE if len(domains) * len(values) > 12 else COLUMN
+    with figures.styled():
+        wide = figures.PAGE if len(domains) * len(values) > 12 else figures.COLUMN
         figure = Figure(figsize=(wide, 2.5))
         axis = figure.subplots()
         axis.grid(axis="x", visible=False)
@@ -96,21 +82,23 @@ def draw_bars(
                 if theirs is not None:
                     ends.append(theirs)
                     axis.hlines(theirs, x - 0.4 * width, x + 0.4 * width, color="black", lw=1.6)
-        axis.set_xticks(range(len(domains)), [plain(DOMAINS.get(d, d)) for d in domains])
+        axis.set_xticks(
+            range(len(domains)), [figures.plain(figures.DOMAINS.get(d, d)) for d in domains]
+        )
         axis.set_ylim(max(0, 10 * ((min(ends) - 5) // 10)), min(100, 10 * (max(ends) // 10 + 1)))
         axis.set_ylabel("test accuracy (%)")
         handles: list[Patch | Line2D] = [
-            Patch(label=plain(NAMES.get(m, m)), **{k: face[k] for k in _PATCH})
+            Patch(label=figures.plain(NAMES.get(m, m)), **{k: face[k] for k in _PATCH})
             for m, face in faces.items()
         ]
         if paper:
             handles.append(Line2D([], [], color="black", lw=1.6, label="paper"))
         figure.legend(handles=handles, loc="outside upper center", ncols=5)
-        return saved(figure, stem, label)
+        return figures.saved(figure, stem, label)
 
 
 def _faces(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    known, hatched = looks(methods), hatches(methods)
+    known, hatched = figures.looks(methods), figures.hatches(methods)
     return {
         m: {
             "facecolor": known[m]["color"],
@@ -137,19 +125,19 @@ def draw_race(
 
     `panels` go by setting, by method; the first method is the one to compare with.
     """
-    known = looks(list(dict.fromkeys(m for panel in panels.values() for m in panel)))
-    with styled():
-        figure = Figure(figsize=(PAGE, 3.6))
+    known = figures.looks(list(dict.fromkeys(m for panel in panels.values() for m in panel)))
+    with figures.styled():
+        figure = Figure(figsize=(figures.PAGE, 3.6))
         grid = figure.subplots(2, len(panels), squeeze=False, sharex=True, height_ratios=[1.5, 1])
         for (name, panel), (above, below) in zip(panels.items(), grid.T, strict=True):
-            titled(above, name)
+            figures.titled(above, name)
             _draw_losses(above, panel, known)
             _draw_gain(below, panel, known)
             below.sharey(grid[1, 0])
             below.label_outer()
         grid[0, 0].set_ylabel("training loss")
-        legend(figure, known)
-        return saved(figure, stem, label)
+        figures.legend(figure, known)
+        return figures.saved(figure, stem, label)
 
 
 def _draw_losses(axes: Axes, panel: Mapping[str, Runs], known: Mapping[str, Any]) -> None:
@@ -196,12 +184,12 @@ FLOOR = 0.1
 
 def draw_theory(study: Mapping[str, Any], folder: Path) -> tuple[Path, ...]:
     """Draw a study (`Study.to_dict()`) as `theory.svg` and `theory.png`, one column wide."""
-    with styled({"axes.grid": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2}):
-        figure = Figure(figsize=(COLUMN, 5.6))
+    with figures.styled({"axes.grid": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2}):
+        figure = Figure(figsize=(figures.COLUMN, 5.6))
         spectra, curves = figure.subplots(2, 1, height_ratios=[1, 1.35])
         _draw_spectra(spectra, study)
         _draw_curves(curves, study)
-        return saved(figure, folder / "theory")
+        return figures.saved(figure, folder / "theory")
 
 
 def _draw_spectra(axes: Axes, study: Mapping[str, Any]) -> None:
@@ -220,7 +208,7 @@ def _draw_spectra(axes: Axes, study: Mapping[str, Any]) -> None:
                 label=_GRAMS[name, kind],
             )
     axes.set(yscale="log", xlabel="index, smallest first", ylabel="eigenvalue")
-    headed(axes, "a  Spectra of the Gram matrices")
+    figures.headed(axes, "a  Spectra of the Gram matrices")
     _legend_below(axes, axes.get_legend_handles_labels()[0], drop=0.28)
 
 
@@ -240,7 +228,7 @@ def _draw_curves(axes: Axes, study: Mapping[str, Any]) -> None:
     measured = [*study["fedavg"]["measured"], *study["fedbn"]["measured"], *rounds]
     axes.set(yscale="log", xlabel="step t", ylabel=r"$\|f(t)-y\|^2$", xlim=(0, len(rounds) - 1))
     axes.set_ylim(max(min(measured), 1e-300) * FLOOR, max(measured) * 4)
-    headed(axes, "b  Measured error and its bounds")
+    figures.headed(axes, "b  Measured error and its bounds")
     _legend_below(axes, _curve_keys(), drop=0.2)
 
 
