@@ -221,11 +221,6 @@ class Reading:
     optima: tuple[Model, ...]
 
     @property
-    def formula(self) -> str:
-        """What the targets are."""
-        return READINGS[self.labels]
-
-    @property
     def mean(self) -> Model:
         """What the server makes of the clients' optima."""
         return Model(*map(fmean, zip(*self.optima, strict=True)))
@@ -280,7 +275,9 @@ def _draw_curves(readings: Sequence[Reading], stem: Path, note: str) -> tuple[Pa
 
 
 def _draw_panel(axes: Axes, reading: Reading, bn: bool) -> None:
-    axes.set_title(plain(f"{'with' if bn else 'without'} BN: {reading.formula}"), loc="left")
+    axes.set_title(
+        plain(f"{'with' if bn else 'without'} BN: {READINGS[reading.labels]}"), loc="left"
+    )
     clients = zip(reading.clients, reading.curves(normalised=bn), reading.optima, strict=True)
     for i, (client, curve, optimum) in enumerate(clients):
         colour, style = CLIENTS[i]
@@ -300,7 +297,7 @@ def _draw_surface(reading: Reading, points: int, stem: Path, note: str) -> tuple
     with styled():
         figure = Figure(figsize=(PAGE, 3.5))
         flat = figure.add_subplot(1, 2, 1)
-        flat.set_title(plain(f"Error of client 1, {reading.formula}"), loc="left")
+        flat.set_title(plain(f"Error of client 1, {READINGS[reading.labels]}"), loc="left")
         flat.grid(visible=False)
         levels = np.linspace(0, float(heights.max()), _LEVELS)
         shades = flat.contourf(w, gamma, heights, levels, cmap="viridis")
@@ -398,7 +395,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _errors_table(
     request: Request, readings: Sequence[Reading], options: Mapping[str, Any]
 ) -> Table:
-    rows = []
+    rows, noise = [], options["noise"]
     for reading in readings:
         for number, client in enumerate(reading.clients):
             latent = reading.labels == "latent"  # the t of y = cos(t x) behind the targets
@@ -406,7 +403,7 @@ def _errors_table(
             for name, model in reading.models(number).items():
                 measured = error(client.x, client.y, *model)
                 ratio = model.w / model.gamma
-                expected = expected_error(ratio, truth, client.scale, options["noise"])
+                expected = expected_error(ratio, truth, client.scale, noise)
                 label = (reading.labels, f"client {number + 1}", name)
                 rows.append(Row(label, tuple(map(Cell, (*model, measured, expected)))))
     return Table(
@@ -414,9 +411,7 @@ def _errors_table(
         "Toy example: mean squared error of f(x) = cos(w x / γ)",
         ("w", "γ", "training error", "expected error"),
         tuple(rows),
-        _note(
-            request, f"Noise alone gives {options['noise'] ** 2:g}; the paper states no numbers."
-        ),
+        f"Noise alone gives {noise**2:g}; the paper states no numbers. {request.label}".strip(),
         ("reading", "client", "model"),
         digits=3,
     )
@@ -434,14 +429,10 @@ def _curves_table(request: Request, readings: Sequence[Reading]) -> Table:
         "Toy example: how alike the error curves of both clients are over w in [0.001, 12]",
         ("largest gap", "correlation"),
         tuple(rows),
-        _note(request, "The paper shows this as a figure and states no numbers."),
+        f"The paper shows this as a figure and states no numbers. {request.label}".strip(),
         ("reading", "BN"),
         digits=3,
     )
-
-
-def _note(request: Request, text: str) -> str:
-    return f"{text} {request.label}".strip()
 
 
 def _remark(reading: Reading) -> str:
@@ -452,7 +443,7 @@ def _remark(reading: Reading) -> str:
     without, with_bn = (reading.likeness(normalised=bn).correlation for bn in (False, True))
     holds = local < both and with_bn > without
     return (
-        f"{reading.labels} ({reading.formula}): the paper's claim "
+        f"{reading.labels} ({READINGS[reading.labels]}): the paper's claim "
         f"{'holds' if holds else 'is reversed'}. Client 1 has error {own:.3f} at its optimum, "
         f"{both:.3f} with averaged w and γ, {local:.3f} with averaged w and its own γ; the "
         f"clients' error curves correlate {without:.2f} without BN and {with_bn:.2f} with it"
