@@ -122,12 +122,11 @@ class Child:
     def end(self) -> None:
         """Ask it to end, then end it."""
         self.ask_to_end()
-        if self._process.poll() is None:
-            try:
-                self._process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def said(self) -> str:
         """What it wrote."""

@@ -147,7 +147,8 @@ class _Asked:
             self.ids.pop(message.metadata.reply_to_message_id)
             self._gone.setdefault(site, time.monotonic())
         else:
-            self._fault(site, _reason(message))
+            text = one_line(message.error.reason or "no reason given")
+            self._fault(site, f"Flower error {message.error.code}: {text[:300]}")
 
     def _fault(self, site: str, reason: str) -> None:
         self.waiting.pop(site, None)
@@ -156,11 +157,6 @@ class _Asked:
 
 def _activations(grid: Grid) -> dict[int, str]:
     return {node.node_id: node.last_activated_at for node in grid.get_nodes()}
-
-
-def _reason(message: Message) -> str:
-    text = one_line(message.error.reason or "no reason given")
-    return f"Flower error {message.error.code}: {text[:300]}"
 
 
 def cost_of(round: int, mail: Mail, answers: Mapping[str, Answer]) -> RoundCost:

@@ -13,24 +13,14 @@ from typing import Any
 from flwr.app import ArrayRecord, RecordDict
 from safetensors.torch import save as to_bytes
 
+from fedbn.core import rounds
 from fedbn.core.aggregation import Mean, Weighted
 from fedbn.core.best_round import EarlyStop, validation
 from fedbn.core.engine import Round, RoundCost
 from fedbn.core.federation import Client
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import (
-    Outcome,
-    Record,
-    Refusal,
-    RunState,
-    Update,
-    absurd,
-    examined,
-    initial_state,
-    round_records,
-    run_round,
-)
+from fedbn.core.rounds import Outcome, Record, Refusal, RunState, Update
 from fedbn.core.scoring import untrained_notes
 from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.errors import FedbnError
@@ -59,8 +49,8 @@ def read_update(
     except FedbnError as error:
         return Refusal(member.name, str(error)), None
     loss = float("nan") if answer.loss is None else answer.loss
-    outcome = examined(Update(member.name, shared, StateLayout(()).zeros(), loss))
-    if isinstance(outcome, Update) and (fault := absurd(shared, before)):
+    outcome = rounds.examined(Update(member.name, shared, StateLayout(()).zeros(), loss))
+    if isinstance(outcome, Update) and (fault := rounds.absurd(shared, before)):
         outcome = Refusal(member.name, fault)
     return outcome, None if isinstance(outcome, Refusal) else answer
 
@@ -129,7 +119,7 @@ class FlowerEngine:
 
     def initial(self) -> RunState:
         """The state before the first round; the server holds no local part."""
-        return replace(initial_state(self.plan), local={}, untrained={})
+        return replace(rounds.initial_state(self.plan), local={}, untrained={})
 
     def round(self, state: RunState) -> Round:
         """Do one round: the sites that are here train, and score the state before it."""
@@ -138,11 +128,11 @@ class FlowerEngine:
             self._seat()
         self._known = self._known.with_newcomers([*self.members], state.round)
         self._scores = []
-        after, report = run_round(self.plan, state, self._train)
+        after, report = rounds.run_round(self.plan, state, self._train)
         self._known = self._known.accepted([*report.losses], after.round)
         self._note_best(state.round)
         left_out = {refusal.client: refusal.reason for refusal in report.refusals}
-        own = round_records(self.plan, after.round, report)
+        own = rounds.round_records(self.plan, after.round, report)
         return Round(
             replace(after, local={}),
             [*self._scores, *own],
