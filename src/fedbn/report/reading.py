@@ -55,17 +55,15 @@ def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
     return found, missing
 
 
-def changed(trained: Trained, recorded: object) -> list[str]:
+def changed(trained: Trained, recorded: Mapping[str, Any]) -> list[str]:
     """Say which clients' data is not what the run was trained on."""
     try:
         now = trained.federation.fingerprint()
     except Exception:
         return []  # said where the data is needed
-    if not isinstance(recorded, Mapping) or recorded.keys() != now.keys():
+    if recorded.keys() != now.keys() or recorded == now:
         return []
     other = [client for client in now if now[client] != recorded[client]]
-    if not other:
-        return []
     some = ", ".join(other[:5]) + (" …" if len(other) > 5 else "")
     return [f"The data has changed since the run was begun: {some}"]
 
@@ -233,7 +231,7 @@ def _facts(
 ) -> tuple[contents.Facts | None, dict[str, str]]:
     try:
         opened = open_run(folder.path, **choice, notes=notes.append)
-        notes += changed(opened, folder.read_environment().get("data"))
+        notes += changed(opened, folder.read_environment().get("data", {}))
         return collect(opened)
     except Exception as error:
         why = _why(error)
