@@ -71,8 +71,7 @@ def _checked(ahead: float) -> float:
     side = "ahead of" if ahead > 0 else "behind"
     raise ConfigError(
         f"the clock here is {abs(ahead):,.0f} s {side} the server's: its messages would be refused "
-        f"(at most {CLOCK_AHEAD} s ahead or {CLOCK_BEHIND} s behind); set both "
-        "clocks by NTP"
+        f"(at most {CLOCK_AHEAD} s ahead or {CLOCK_BEHIND} s behind); set both clocks by NTP"
     )
 
 

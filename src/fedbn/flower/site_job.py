@@ -43,6 +43,7 @@ from fedbn.runs.folder import RunFolder, folder_name
 
 log = logging.getLogger("fedbn")
 Source = Literal["fresh", "state", "disk"]
+_NOTHING = StateLayout(()).zeros()  # in place of the shared part, which is the server's
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,12 @@ class SiteRun:
                 f"(rounds there: {held}); a silent new start would change the result. Bring the "
                 "folder back, or let the server begin a new run"
             )
-        like = RunState(round, _nothing(), {self._site: layout.zeros()})
+        like = RunState(round, _NOTHING, {self._site: layout.zeros()})
         return checkpoints.load(known[round], like).local[self._site]
 
     def save(self, round: int, since: int, local: Pack) -> None:
         """Write the local part; keep it, that of the accepted round, and the one before that."""
-        state = RunState(round, _nothing(), {self._site: local})
+        state = RunState(round, _NOTHING, {self._site: local})
         checkpoints.save(self._place, state, {"since": since}, keep=None)
         before = [number for number, _ in checkpoints.rounds(self._place) if number < since][:1]
         _forget(self._place, {round, since, *before})
@@ -188,10 +189,6 @@ class FlowerMemory:
         for name in [n for n in self._state.array_records if n.startswith(self._prefix)]:
             if name not in kept:
                 del self._state[name]
-
-
-def _nothing() -> Pack:
-    return StateLayout(()).zeros()
 
 
 class Desk:

@@ -70,9 +70,7 @@ def find(name: str) -> list[Entry]:
             raise ConfigError(f"{file}: no table [reproduce]; `fedbn run` trains any experiment")
         paper = next((entry.raw for entry in known if entry.name == file.stem), None)
         return [Entry(file.stem, configuration.title(file), file, raw, paper)]
-    if name == ALL:
-        return known
-    chosen = [entry for entry in known if entry.name == name]
+    chosen = [entry for entry in known if name in (entry.name, ALL)]
     if not chosen:
         raise ConfigError(unknown("item", name, [*(entry.name for entry in known), ALL]))
     return chosen

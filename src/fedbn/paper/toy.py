@@ -103,10 +103,7 @@ def surface(x: FloatArray, y: FloatArray, w: FloatArray, gamma: FloatArray) -> F
 
 
 def optimum(x: FloatArray, y: FloatArray, bounds: tuple[float, float] = W_RANGE) -> Model:
-    """Find the best w for the client's own γ: a grid over `w / γ`, then its valley alone.
-
-    The ratio is looked for within `bounds`.
-    """
+    """Find the best w for the client's own γ: a grid of `w / γ` in `bounds`, then its valley."""
     gamma = spread(x)
     points = max(201, math.ceil(_POINTS * gamma * (bounds[1] - bounds[0])))
     grid = np.linspace(*bounds, points)

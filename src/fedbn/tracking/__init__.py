@@ -29,7 +29,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,12 +134,9 @@ class Names:
     def __call__(self, word: str) -> str:
         """Give a word's name."""
         if word not in self._given:
-            plain, number = _ILLEGAL.sub("_", word)[:150] or "_", 1
-            name = plain
-            while name in self._given.values():
-                number += 1
-                name = f"{plain} {number}"
-            self._given[word] = name
+            plain = _ILLEGAL.sub("_", word)[:150] or "_"
+            names = chain([plain], (f"{plain} {number}" for number in count(2)))
+            self._given[word] = next(n for n in names if n not in self._given.values())
         return self._given[word]
 
 
