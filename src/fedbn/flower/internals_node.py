@@ -219,11 +219,7 @@ def work(
 def _do(
     answer: Callable[[Message, RecordDict], Message], address: str, token: str
 ) -> tuple[Message | None, bool]:
-    """Do one message: pull, answer, push.
-
-    Returns:
-        The message, None where it was not answered; and whether the node heard of its end.
-    """
+    """Do one message; give it, None where it was not answered, and whether the node heard so."""
     client = RuntimeHttpClient.from_server_address(
         address,
         insecure=True,  # the loopback of this machine; the way to the server has TLS

@@ -151,10 +151,8 @@ class Site:
     def _alone(self, order: Order) -> Federation:
         """The site's data as a federation of one, as an order wants it split."""
         experiment = self._job(order).setting.experiment
-        federation, share = (
-            self._fitting(experiment.data.contract),
-            experiment.evaluation.validation,
-        )
+        federation = self._fitting(experiment.data.contract)
+        share = experiment.evaluation.validation
         return with_validation(federation, share, order.seed) if share else federation
 
     def _job(self, order: Order) -> Job:
