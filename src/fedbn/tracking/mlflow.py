@@ -65,7 +65,7 @@ class MLflow:
         from mlflow.entities import Metric
 
         if job not in self._runs:
-            self._runs[job] = self._known(job) or self._begun(job)
+            self._runs[job], self._steps[job] = self._known(job) or (self._begun(job), 0)
         run, now = self._runs[job], int(time.time() * 1000)
         found = numbers(records, self._names)
         if round <= self._steps[job]:
@@ -87,7 +87,7 @@ class MLflow:
         for run in self._runs.values():
             self._client.set_terminated(run, "KILLED")
 
-    def _known(self, job: Job) -> str | None:
+    def _known(self, job: Job) -> tuple[str, int] | None:
         """The run that an earlier part of this job logged to, and how far it came."""
         from mlflow.exceptions import MlflowException
 
@@ -99,8 +99,7 @@ class MLflow:
             self._client.update_run(run, status="RUNNING")
         except MlflowException:
             return None  # deleted since
-        self._steps[job] = max((number.step for number in history), default=0)
-        return str(run)
+        return str(run), max((number.step for number in history), default=0)
 
     def _begun(self, job: Job) -> str:
         from mlflow.entities import Param
@@ -114,7 +113,6 @@ class MLflow:
         kept = self._read()
         kept.setdefault(self._uri, {})[_label(job)] = run.info.run_id
         write_atomically(self._file, to_json(kept))
-        self._steps[job] = 0
         return str(run.info.run_id)
 
     def _read(self) -> dict[str, dict[str, str]]:
