@@ -178,9 +178,7 @@ class Dependence:
 def dependence(x: Tensor, *, tolerance: float = 1e-9) -> Dependence:
     """Find zero and proportional samples, and decide from them whether G∞ is singular.
 
-    Args:
-        x: Inputs, one row a sample.
-        tolerance: Distance of unit vectors below which two directions are the same.
+    Directions are the same where their unit vectors are nearer to each other than `tolerance`.
 
     Examples:
         >>> dependence(torch.tensor([[1.0, 2.0], [2.0, 4.0]])).singular

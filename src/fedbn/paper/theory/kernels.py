@@ -148,9 +148,7 @@ def start_gram(samples: Samples, *, angles: int = 48) -> Tensor:
     Where all `S_i = I`, the length of v is independent of its direction and `E‖v‖² = d`, hence
     `G° = G∞ / (α² d)` exactly.
 
-    Args:
-        samples: Inputs, clients and second moments.
-        angles: Nodes of the φ integral for pairs of clients (one node is exact where `A = B`).
+    `angles` are the nodes of the φ integral for pairs of clients; one is exact where `A = B`.
 
     Examples:
         >>> from fedbn.paper.theory.network import pool

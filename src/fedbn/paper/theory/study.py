@@ -131,8 +131,7 @@ class Study:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; a number that is not finite becomes None."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        return dict(plain(asdict(self)))
 
     def to_json(self) -> str:
         """The same as a JSON text."""
