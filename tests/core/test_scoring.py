@@ -11,6 +11,7 @@ from fedbn.core import scoring
 from fedbn.core.bn_folding import fold
 from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation
+from fedbn.core.metric import first_metric
 from fedbn.core.replica import Replica, Speedups
 from fedbn.core.rounds import Refusal
 from fedbn.core.scoring import pieces_of, put_together, score_client, score_pieces
@@ -81,3 +82,11 @@ def test_one_bad_piece_refuses_the_client(vectors: Federation, small_parts: None
     good = score_pieces(made, replica, client, pieces_of(client)[:1], state)
     bad = Refusal(client.name, "cannot be scored: ValueError: odd")
     assert put_together(made, client, [good, bad], state.round) is bad
+
+
+def test_a_run_that_names_no_metric_is_judged_by_accuracy():
+    named = {"metrics": [{"name": "mae", "higher": False, "unit": ""}]}
+    found = [
+        first_metric(environment).name for environment in ({}, {"task": None}, {"task": named})
+    ]
+    assert found == ["accuracy", "accuracy", "mae"]

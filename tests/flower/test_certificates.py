@@ -6,13 +6,15 @@ import datetime
 import io
 import stat
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from typer.testing import CliRunner
 
@@ -60,6 +62,17 @@ def test_a_bundle_has_its_own_key_and_no_other(fed: FederationFolder) -> None:
     for secret in (fed.ca_key, fed.key, fed.secret):
         assert secret.read_bytes() not in content
     assert b"usm" not in content
+
+
+def test_a_key_of_another_kind_is_called_so(fed: FederationFolder, monkeypatch) -> None:
+    monkeypatch.setattr(preflight, "reach", lambda bundle, wait: 0.0)
+    file = fed.bundle("nyu")
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH)
+    key = ed25519.Ed25519PrivateKey.generate().private_bytes(*form, serialization.NoEncryption())
+    own = read_bundle(file)
+    assert (True, "site nyu has its key") in preflight.check_bundle(file, own)
+    found = [*preflight.check_bundle(file, replace(own, key=key))]
+    assert (False, "site nyu has another kind of key") in found
 
 
 def test_no_private_key_of_a_site_stays_in_the_folder(fed: FederationFolder) -> None:

@@ -57,6 +57,17 @@ def test_a_sites_model_is_the_one_of_the_embedded_runs_client(bench: Bench, meth
         }
 
 
+def test_a_site_makes_its_model_once_whatever_the_servers_log_says_by_then(bench: Bench) -> None:
+    grid, site = bench.grid(), bench.site("plain")
+    bench.run(grid, RAW)
+    read = (messages.get(m.content, messages.Order, messages.SHARED) for _, m, _ in grid.log[2:])
+    order = next(order for order in read if order.kind == "train")
+    later = order.model_copy(update={"round": order.round + 1, "log": 64 * "0"})
+    assert site._desk(order) is site._desk(later)
+    other = order.model_copy(update={"members": order.members[:1]})
+    assert site._desk(other) is not site._desk(order)
+
+
 def test_a_site_that_rests_in_the_last_round_has_the_last_shared_part(bench: Bench) -> None:
     raw = {**RAW, "training": {"rounds": 3, "local_steps": 2, "participation": 0.5}}
     bench.run(bench.grid(), raw)

@@ -96,6 +96,7 @@ def test_splits_are_repetitions_with_the_correction_they_need() -> None:
     expected = paired([3.0, 1.0, 4.0], overlap=0.25)
     assert pair.lines[0].test.p == pytest.approx(expected.p)
     assert pair.lines[0].test.high == pytest.approx(expected.high)
+    assert "an interval reaches at least 2.5 standard deviations" in explanation(compare(run, run))
     by_share = Side("A", records, {"data": {"test_share": 0.5}})
     assert compare(by_share, by_share).pairs[0].lines[0].test.p > expected.p
 

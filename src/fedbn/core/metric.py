@@ -82,5 +82,5 @@ ACCURACY = Metric("accuracy", higher=True, unit=PERCENT, value=_share_right)
 
 def first_metric(environment: Mapping[str, Any]) -> Metric:
     """The metric that a run is judged by, as its environment tells it."""
-    known = environment.get("task", {}).get("metrics")
+    known = (environment.get("task") or {}).get("metrics")
     return Metric(**known[0]) if known else ACCURACY

@@ -136,7 +136,8 @@ def check_bundle(file: Path, bundle: Bundle) -> Iterator[Finding]:
     try:
         content = bundle.key or (own.read_bytes() if own.exists() else b"")
         key = load_ssh_private_key(content, None)
-        yield isinstance(key, ec.EllipticCurvePrivateKey), f"site {bundle.site} has its key"
+        known = isinstance(key, ec.EllipticCurvePrivateKey)
+        yield known, f"site {bundle.site} has {'its' if known else 'another kind of'} key"
     except ValueError as error:
         yield False, f"the key of site {bundle.site} cannot be read ({error})"
     try:

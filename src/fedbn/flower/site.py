@@ -160,7 +160,7 @@ class Site:
 
     def _desk(self, order: Order) -> Desk:
         """The job's model, made anew when its members change; one job at a time has one."""
-        of_a_message = {"kind", "round", "since", "best", "scores", "last"}
+        of_a_message = {"kind", "round", "since", "best", "scores", "last", "log"}
         key = order.model_dump_json(exclude=of_a_message)
         if key not in self.desks:
             self.desks = {key: Desk(self.options, self._job(order), self._alone(order), order)}

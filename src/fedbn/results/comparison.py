@@ -391,8 +391,9 @@ def explanation(found: Comparison) -> str:
     if count > 1:
         wide = [half_width(count, family) for family in (clients, means)]
         parts.append(
-            f"with n = {count} an interval reaches {wide[0]:.1f} standard deviations of the "
-            f"difference to each side at a client, {wide[1]:.1f} in the mean"
+            f"with n = {count} an interval reaches {'at least ' if axis == 'split' else ''}"
+            f"{wide[0]:.1f} standard deviations of the difference to each side at a client, "
+            f"{wide[1]:.1f} in the mean"
         )
     return "; ".join(parts) + "."
 
