@@ -91,11 +91,12 @@ class Stack:
         """
         for name, layer in self._layers:
             if isinstance(layer, nn.Linear):
-                weight = self._tensors[f"{name}.weight"][: len(x)].transpose(1, 2)
+                weight = _first(self._tensors[f"{name}.weight"], len(x)).transpose(1, 2)
                 if layer.bias is None:
                     x = torch.bmm(x, weight)
                 else:
-                    x = torch.baddbmm(self._tensors[f"{name}.bias"][: len(x), None], x, weight)
+                    bias = _first(self._tensors[f"{name}.bias"], len(x))
+                    x = torch.baddbmm(bias[:, None], x, weight)
             elif isinstance(layer, nn.BatchNorm1d):
                 x = self._batch_norm(f"{name}.", layer, x, counts, training)
             else:
@@ -157,7 +158,12 @@ class Stack:
         """A BatchNorm's weight, bias, mean, variance and count of batches, a row a client."""
         keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         found = (self._tensors.get(f"{at}{key}") for key in keys)
-        return [None if tensor is None else tensor[:clients] for tensor in found]
+        return [None if tensor is None else _first(tensor, clients) for tensor in found]
+
+
+def _first(rows: Tensor, count: int) -> Tensor:
+    """Take the first rows; of all of them a slice would cost the backward pass a copy."""
+    return rows if len(rows) == count else rows[:count]
 
 
 def _rows(layout: StateLayout, count: int) -> Pack:
