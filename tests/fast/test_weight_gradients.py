@@ -21,7 +21,7 @@ from fedbn.core.method import Proximal, proximal
 from fedbn.core.plan import Training
 from fedbn.core.rule import Term
 from fedbn.experiments.runner import run_plan
-from fedbn.fast import as_usual, channels_last, weight_gradients as asides
+from fedbn.fast import channels_last, weight_gradients as asides
 from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, plain_steps
 from fedbn.methods.paper import fedbn
 from fedbn.methods.rules import ditto, scaffold
@@ -157,7 +157,7 @@ def test_the_gradients_are_torchs_own(
         assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("layout", [as_usual, channels_last])
+@pytest.mark.parametrize("layout", [Tensor.contiguous, channels_last])
 def test_helped_or_not_in_every_layout(
     layout: Callable[[Tensor], Tensor], helpers: IdleCores
 ) -> None:

@@ -99,7 +99,11 @@ def adapt(
     if chosen_here:
         say(f"{way} was {_CHOSEN}: on new data expect less than the score above")
     if way == "join":
-        _join(trained, new, out, rounds or _ROUNDS)
+        assert trained.folder is not None
+        target = out or trained.folder.with_name(f"{trained.folder.name}-{site}")
+        folder = prepare_join(trained, site, data, target, rounds or _ROUNDS, test)
+        say(f"{site} joins: a new run, {folder.path}, from round {trained.state.round} on")
+        launch(folder, held_experiment(folder), showing=console.Showing())
     else:
         scores = plain({one.how: one.score for one in found if one.score is not None})
         facts = {"scores": scores, **({"how_was": _CHOSEN} if chosen_here else {})}
@@ -153,11 +157,3 @@ def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, An
     like = f" like {made.like}" if made.like else ""
     home = getattr(run.adapted[new.name], "folder", None)
     emit(f"{new.name}: {made.options.how}{like}, from {len(data)} samples; stored in {home}")
-
-
-def _join(trained: Trained, new: NewSite, out: Path | None, rounds: int) -> None:
-    assert trained.folder is not None
-    target = out or trained.folder.with_name(f"{trained.folder.name}-{new.name}")
-    folder = prepare_join(trained, new.name, new.data, target, rounds, new.test)
-    say(f"{new.name} joins: a new run, {folder.path}, from round {trained.state.round} on")
-    launch(folder, held_experiment(folder), showing=console.Showing())

@@ -53,7 +53,11 @@ def compare(
     names = _split(methods or "")
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs: legal are two, or one")
-    sides = [_side(path) for path in runs]
+    sides = []
+    for folder in map(RunFolder, runs):
+        held_experiment(folder)  # says what is wrong with it
+        about = folder.read_request(), folder.read_environment()
+        sides.append(Side(str(folder.path), metrics.read(folder.metrics), *about))
     found = comparison.compare(sides[0], sides[-1], names)
     if form == "text":
         _print(comparison.with_ends_only(found))
@@ -64,13 +68,6 @@ def compare(
 def _split(text: str) -> list[str]:
     """Cut at commas that stand in no brackets: fedavg,fedbn+adam(lr=0.1,eps=1e-8)."""
     return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
-
-
-def _side(path: Path) -> Side:
-    folder = RunFolder(path)
-    held_experiment(folder)
-    config = folder.read_request()
-    return Side(str(path), metrics.read(folder.metrics), config, folder.read_environment())
 
 
 def _rendered(found: Comparison, form: Form) -> str:

@@ -62,20 +62,16 @@ def check(
     model and class list; with a BUNDLE this site's are shown. Nothing is trained.
     """
     if what.is_dir():
-        findings = _of_folder(what, experiment, settings)
+        folder = FederationFolder(what.resolve())
+        questions = _questions(experiment, settings, folder.read().id) if experiment else []
+        findings = list(preflight.check_folder(folder))
+        findings += server_app.survey_sites(folder, questions) if questions else []
     else:
         findings = _of_bundle(what, data, experiment, settings)
     for fine, text in findings:
         emit(f"{'ok   ' if fine else 'WRONG'}  {shown(text)}")
     if not all(fine for fine, _ in findings):
         raise FedbnError(f"{sum(not fine for fine, _ in findings)} of these are wrong")
-
-
-def _of_folder(path: Path, experiment: str | None, settings: list[str] | None) -> list[Finding]:
-    folder = FederationFolder(path.resolve())
-    questions = _questions(experiment, settings, folder.read().id) if experiment else []
-    findings = list(preflight.check_folder(folder))
-    return [*findings, *(server_app.survey_sites(folder, questions) if questions else [])]
 
 
 def _of_bundle(

@@ -18,31 +18,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from fedbn.core import rounds, scoring
 from fedbn.core.best_round import EarlyStop
 from fedbn.core.federation import Client
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Replica, Speedups
-from fedbn.core.rounds import (
-    Outcome,
-    Record,
-    Refusal,
-    RunState,
-    failure,
-    initial_state,
-    record,
-    round_records,
-    run_round,
-    train_client,
-)
-from fedbn.core.scoring import (
-    Piece,
-    measured,
-    pieces_of,
-    put_together,
-    score_pieces,
-    untrained_notes,
-)
+from fedbn.core.rounds import Outcome, Record, Refusal, RunState
+from fedbn.core.scoring import Piece
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
 from fedbn.core.user_code import habits
@@ -106,13 +89,8 @@ _KEPT_BYTES = 1 << 26  # of a round's updates
 class Crew(Protocol):
     """Trains and scores clients; gives results in the clients' order, whoever was first."""
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """What is worth saying of this way to run."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a round that is done again gives the same bits."""
+    notes: Sequence[str]  # what is worth saying of this way to run
+    repeatable: bool  # whether a round that is done again gives the same bits
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
         """Train these clients for one round."""
@@ -146,7 +124,7 @@ class OneByOne:
         self._pool = Pool(replicas)
         self._speedups = speedups
         said = ["clients are scored without folding BatchNorm: slower"] if slower else []
-        self.notes = [*found.notes, *said]
+        self.notes: Sequence[str] = [*found.notes, *said]
         self.repeatable = found.repeats and device == "cpu"
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterable[Outcome]:
@@ -160,7 +138,7 @@ class OneByOne:
         if kept <= _KEPT_BYTES:
             order.sort(key=lambda place: -len(clients[place].train))
         done = self._pool.ordered(
-            lambda replica, client: train_client(self._plan, replica, client, state),
+            lambda replica, client: rounds.train_client(self._plan, replica, client, state),
             [clients[place] for place in order],
         )
         if order == sorted(order):
@@ -172,13 +150,15 @@ class OneByOne:
         self, clients: Sequence[Client], state: RunState
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
-        loads = [list(_loads(pieces_of(client, self._plan.score_train))) for client in clients]
+        loads = [
+            list(_loads(scoring.pieces_of(client, self._plan.score_train))) for client in clients
+        ]
         each = [(client, load) for client, own in zip(clients, loads, strict=True) for load in own]
         done = self._pool.ordered(
-            lambda rep, load: score_pieces(self._plan, rep, *load, state), each
+            lambda rep, load: scoring.score_pieces(self._plan, rep, *load, state), each
         )
         return told_apart(
-            put_together(self._plan, client, list(islice(done, len(own))), state.round)
+            scoring.put_together(self._plan, client, list(islice(done, len(own))), state.round)
             for client, own in zip(clients, loads, strict=True)
         )
 
@@ -195,9 +175,9 @@ class OneByOne:
 def measured_or_refused(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:
     """The local part that a client which has not trained is scored with, or why there is none."""
     try:
-        return measured(replica, client, state)
+        return scoring.measured(replica, client, state)
     except Exception as error:
-        return failure(client, "cannot be scored: ", error)
+        return rounds.failure(client, "cannot be scored: ", error)
 
 
 def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -267,13 +247,8 @@ class Engine(Protocol):
     def plan(self) -> Plan:
         """What is run."""
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """What is worth saying before the first round."""
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether a round that is done again gives the same bits."""
+    notes: Sequence[str]  # what is worth saying before the first round
+    repeatable: bool  # whether a round that is done again gives the same bits
 
     def initial(self) -> RunState:
         """The state before the first round."""
@@ -306,7 +281,7 @@ class EmbeddedEngine:
 
     def initial(self) -> RunState:
         """The state before the first round."""
-        return initial_state(self.plan)
+        return rounds.initial_state(self.plan)
 
     def resume(self, round: int, facts: Mapping[str, Any]) -> None:
         """The state says it all."""
@@ -314,8 +289,8 @@ class EmbeddedEngine:
     def round(self, state: RunState) -> Round:
         """Train the clients that take part, combine, and score all where the plan says so."""
         plan = self.plan
-        state, report = run_round(plan, state, self._train)
-        records, refusals = round_records(plan, state.round, report), report.refusals
+        state, report = rounds.run_round(plan, state, self._train)
+        records, refusals = rounds.round_records(plan, state.round, report), report.refusals
         notes: list[str] = []
         if plan.evaluates(state.round):
             trained = {*report.losses, *(refusal.client for refusal in report.refusals)}
@@ -323,7 +298,7 @@ class EmbeddedEngine:
             here = [c for c in self._clients if everyone or c.name in trained]
             state, scores, unscored = self._evaluated(state, here)
             records, refusals = records + scores, refusals + unscored
-            notes += untrained_notes(plan, state.round, [*state.untrained])
+            notes += scoring.untrained_notes(plan, state.round, [*state.untrained])
         notes += [f"round {state.round}: {r.client}: {r.reason}" for r in refusals]
         return Round(state, records, notes)
 
@@ -351,7 +326,9 @@ class EmbeddedEngine:
         state = replace(state, untrained={**state.untrained, **packs})
         able = [c for c in clients if c.name not in found or c.name in packs]
         scores, unscored = self._crew.score(able, state)
-        said = [record(self.plan, state.round, c, "train", "untrained", 1.0) for c in waiting]
+        said = [
+            rounds.record(self.plan, state.round, c, "train", "untrained", 1.0) for c in waiting
+        ]
         return state, said + scores, failed + unscored
 
 

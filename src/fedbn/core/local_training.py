@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -131,16 +130,6 @@ def batches(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Ite
         yield from parts[: steps - done]
 
 
-class Optimizer(Protocol):
-    """What local training asks of an optimiser; torch's own are some."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-
-    def step(self) -> object:
-        """Move the weights by their gradients."""
-
-
 class PlainSGD:
     """SGD without options: w ← w − η ∂w, by the calls of `torch.optim.SGD` and to its bits.
 
@@ -161,6 +150,9 @@ class PlainSGD:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self._lr)
+
+
+Optimizer = torch.optim.Optimizer | PlainSGD
 
 
 def make_optimizer(parameters: Sequence[Tensor], training: Training) -> Optimizer:

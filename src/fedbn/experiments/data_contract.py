@@ -15,14 +15,7 @@ from typing import Any
 from fedbn.core.federation import AnySplit, Federation, Split
 from fedbn.core.findings import class_counts
 from fedbn.core.task import FITTING
-from fedbn.data.image_folders import (
-    Division,
-    SiteFolders,
-    divided_site,
-    find_site,
-    find_sites,
-    folder_classes,
-)
+from fedbn.data import image_folders
 from fedbn.data.images import is_picture
 from fedbn.data.new_samples import levelled, levels_of
 from fedbn.data.own_pictures import PictureOptions, picture_federation
@@ -115,14 +108,13 @@ def _folders(given: Options, contract: ContractSection, site: str | None) -> Fed
         raise ConfigError("data.contract.size is needed for pictures: the side in pixels")
     path = Path(given["path"])
     sites = own_pictures(path, site)
-    for name in folder_classes(sites):
+    for name in image_folders.folder_classes(sites):
         if name not in contract.classes:
             text = f"{shown(path)}: folder {unknown('class', name, contract.classes)}"
             raise Misfit(text, f"a folder that is no class: {name}")
-    division = Division(given.get("test_share", 0.2), given.get("split_seed", 0))
-    listing = {
-        s.name: divided_site(s, contract.classes, division, given.get("group")) for s in sites
-    }
+    division = image_folders.Division(given.get("test_share", 0.2), given.get("split_seed", 0))
+    asked = contract.classes, division, given.get("group")
+    listing = {one.name: image_folders.divided_site(one, *asked) for one in sites}
     constants = None if isinstance(contract.normalize, str) else contract.normalize
     own = {key: given[key] for key in given.keys() & {"augment", "cache", "lazy", "workers"}}
     how = PictureOptions(contract.size, contract.depth, contract.channels or 3, constants, **own)
@@ -132,11 +124,11 @@ def _folders(given: Options, contract: ContractSection, site: str | None) -> Fed
     return found
 
 
-def own_pictures(path: Path, site: str | None) -> list[SiteFolders]:
+def own_pictures(path: Path, site: str | None) -> list[image_folders.SiteFolders]:
     """Find the pictures of sites; below PATH lie sites, or, at a site, its own class folders."""
     if site and own_classes(path):
-        return [replace(find_site(path), name=site)]
-    found = find_sites(path)
+        return [replace(image_folders.find_site(path), name=site)]
+    found = image_folders.find_sites(path)
     return [one for one in found if site in (None, one.name)] or found
 
 

@@ -16,17 +16,10 @@ from fedbn.core.findings import check_federation
 from fedbn.core.plan import Plan, Training, named, remarks
 from fedbn.core.randomness import with_validation
 from fedbn.errors import ConfigError, unknown
+from fedbn.experiments import sources
 from fedbn.experiments.configuration import with_absolute_paths
 from fedbn.experiments.jobs import Job, axes
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
-from fedbn.experiments.sources import (
-    data_name,
-    load_federation,
-    model_builder,
-    named_files,
-    suggested_for,
-    task_of,
-)
 from fedbn.fast.stacked_training import unbatchable, unknown_rules
 from fedbn.tasks.making import TaskChoice
 
@@ -92,7 +85,7 @@ class Planner:
                 f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
                 f"there are {plan.clients_a_round}"
             )
-        named = named_files(experiment.model.weights, experiment.model)
+        named = sources.named_files(experiment.model.weights, experiment.model)
         if not plan.score_all and experiment.evaluation.clients is None:
             count = len(federation.clients)
             named.append(f"{count:,} clients: those that take part are scored, all at the end")
@@ -110,8 +103,11 @@ class Planner:
         """Load data, once for equal sections."""
         key = section.model_dump_json()
         if key not in self._data:
-            found = self._given or load_federation(section)
-            sentence, files = data_name(section)[1], named_files(section.path, section)
+            found = self._given or sources.load_federation(section)
+            sentence, files = (
+                sources.data_name(section)[1],
+                sources.named_files(section.path, section),
+            )
             said = [*([sentence] if sentence else []), *files, *found.remarks]
             self.warnings += [*said, *check_federation(found)]
             self._data[key] = found
@@ -142,14 +138,14 @@ def plan_of(
     plan = Plan(
         method=job.method,
         federation=federation.pooled() if pooled else federation,
-        model=model_builder(experiment.model, federation, make_model),
+        model=sources.model_builder(experiment.model, federation, make_model),
         training=replace(training, min_clients=1) if pooled else training,  # pooled: one client
         seed=job.seed,
         setting=job.setting.name,
         evaluate_every=experiment.evaluation.every,
         score_all=_scores_all(experiment, federation),
         score_train=experiment.evaluation.train,
-        task=task_of(experiment, federation, task),
+        task=sources.task_of(experiment, federation, task),
     )
     plan.check(experiment.method.allow_no_batchnorm)
     return plan
@@ -211,8 +207,8 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     varied = axes(experiment)
     if not any(key.startswith("data.") for key in varied):  # else each setting has its own
         raw["data"] = {**federation.settled, **raw["data"]}
-        raw["data"].setdefault("name", data_name(experiment.data)[0])
-        raw["model"].setdefault("name", suggested_for(federation))
+        raw["data"].setdefault("name", sources.data_name(experiment.data)[0])
+        raw["model"].setdefault("name", sources.suggested_for(federation))
     if experiment.training.local_steps is not None or "training.local_steps" in varied:
         del raw["training"]["local_epochs"]
     if experiment.training.epochs is not None or "training.epochs" in varied:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from fedbn.core import rounds
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import AnySplit, Client, Split, all_targets, scaled, widened
 from fedbn.core.local_training import Optimizer, make_optimizer
@@ -23,16 +24,7 @@ from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import (
-    Outcome,
-    Record,
-    Refusal,
-    RunState,
-    Update,
-    examined,
-    surely_near,
-    train_client,
-)
+from fedbn.core.rounds import Outcome, Record, Refusal, RunState, Update
 from fedbn.core.scoring import Score, score_client, scored, splits_of
 from fedbn.core.task import CLASSIFICATION, Task
 from fedbn.fast.stacked_models import Stack, unbound, unstackable
@@ -155,14 +147,14 @@ def train_stack(
     stack.load(state.shared, [state.local[client.name] for client in clients])
     losses = _train(plan, stack, clients, state, samples).tolist()
     shared, local = stack.rows(count)
-    near = surely_near(shared, state.shared).expand(count).tolist()
+    near = rounds.surely_near(shared, state.shared).expand(count).tolist()
     parts = zip(unbound(shared, count), unbound(local, count), strict=True)
     updates = [
         Update(client.name, *packs, loss, is_near)
         for client, packs, loss, is_near in zip(clients, parts, losses, near, strict=True)
     ]
     finite = (_finite(shared, count) & _finite(local, count)).tolist()
-    return [u if good else examined(u) for u, good in zip(updates, finite, strict=True)]
+    return [u if good else rounds.examined(u) for u, good in zip(updates, finite, strict=True)]
 
 
 def _finite(rows: Pack, count: int) -> Tensor:
@@ -379,13 +371,13 @@ class Stacks:
         self._pool = Pool(
             [Stack(plan.initial_model, plan.method, self._size) for _ in range(count)]
         )
-        self.notes = [f"clients train in stacks of {self._size}"]
+        self.notes: Sequence[str] = [f"clients train in stacks of {self._size}"]
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         """Train these clients for one round."""
         return self._each(
             clients,
-            lambda replica, one: train_client(self._plan, replica, one, state),
+            lambda replica, one: rounds.train_client(self._plan, replica, one, state),
             lambda stack, some: train_stack(self._plan, stack, some, state, self._samples),
         )
 

@@ -49,14 +49,15 @@ def _scores(request: Request, name: str, title: str, found: Mapping[str, Scores]
 
 def _gains(request: Request, name: str, found: Mapping[str, Scores]) -> Table:
     """What each gains in the mean over clients, over each of `BASES`."""
-    rows = [Row((display_name(m),), tuple(_over(found, m, base) for base in BASES)) for m in found]
-    note = f"{_UNTUNED} Intervals hold for all {len(found) - 1} comparisons of a column at once."
+    means, asked = {method: own[MEAN] for method, own in found.items()}, len(found) - 1
+    rows = [
+        Row(
+            (display_name(m),),
+            tuple(None if m == b else Cell.gained(own, means[b], family=asked) for b in BASES),
+        )
+        for m, own in means.items()
+    ]
+    note = f"{_UNTUNED} Intervals hold for all {asked} comparisons of a column at once."
     columns = (f"over {display_name(base)}" for base in BASES)
     title = f"{name}, what each method gains in the mean over clients, in points"
     return request.table(f"{request.name}-{name}-gain", title, columns, rows, note)
-
-
-def _over(found: Mapping[str, Scores], method: str, base: str) -> Cell | None:
-    if method == base:
-        return None
-    return Cell.gained(found[method][MEAN], found[base][MEAN], family=len(found) - 1)

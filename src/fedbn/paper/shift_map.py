@@ -14,7 +14,7 @@ from fedbn.experiments.configuration import Raw, changed
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
 from fedbn.paper.paper_figures import draw_intervals
 from fedbn.results import display_name
-from fedbn.results.aggregate import MEAN, Records, ScoreTable
+from fedbn.results.aggregate import MEAN, ScoreTable
 from fedbn.results.figures import legend, looks, panels, saved, styled, titled
 from fedbn.runs.folder import write_atomically
 from fedbn.text import csv_text
@@ -31,10 +31,19 @@ def shift_map(request: Request) -> Outcome:
     """Train all cells, then tabulate and draw what FedBN gains."""
     base, options = request.several(), options_of(request.options, DEFAULTS)
     scores: Scores = defaultdict(dict)
-    for raw, place in _runs(base, options["participation"]):
+    for raw, home in _runs(base, options["participation"]):
         transformed = raw["model"].get("transform") == GROUPNORM
-        _gather(request.train(raw, Path(place)), scores, GROUPNORM if transformed else None)
-    write_atomically(request.folder / f"{request.name}-scores.csv", _csv(scores))
+        table = ScoreTable.of(request.train(raw, Path(home)))
+        for key, own in table.by_domain().scores().items():
+            parts = dict(part.split("=") for part in key.setting.split(","))
+            strength = parts.get("strength") or parts["participation"]
+            cell = scores[parts.get("dial", "participation"), strength]
+            cell[GROUPNORM if transformed else key.method] = dict(own[MEAN])
+    lines = [["dial", "strength", "method", "seed", "accuracy"]]
+    for place, methods in scores.items():
+        for method, seeds in methods.items():
+            lines += [[*place, method, str(seed), f"{v:.4f}"] for seed, v in seeds.items()]
+    write_atomically(request.folder / f"{request.name}-scores.csv", csv_text(lines).encode())
     gains = {
         (dial, other): {
             strength: Cell.gained(own[NEW], own[other], family=len(scores))
@@ -61,15 +70,6 @@ def _runs(base: Raw, participation: list[float]) -> Iterator[tuple[Raw, str]]:
         yield raw, place
         model = {**raw["model"], "transform": GROUPNORM}
         yield {**raw, "methods": ["fedavg"], "model": model}, f"{place}-{GROUPNORM}"
-
-
-def _gather(records: Records, scores: Scores, method: str | None = None) -> None:
-    """Put a run's final accuracies in their places; `method` is what its one method is called."""
-    for key, own in ScoreTable.of(records).by_domain().scores().items():
-        parts = dict(part.split("=") for part in key.setting.split(","))
-        dial = parts.get("dial", "participation")
-        place = (dial, parts.get("strength") or parts["participation"])
-        scores[place][method or key.method] = dict(own[MEAN])
 
 
 def dials_table(request: Request, scores: Scores) -> Table:
@@ -153,12 +153,3 @@ def _draw(
 
 def _shown(method: str) -> str:
     return "GroupNorm" if method == GROUPNORM else display_name(method)
-
-
-def _csv(scores: Scores) -> bytes:
-    """Every accuracy: one line a job."""
-    lines = [["dial", "strength", "method", "seed", "accuracy"]]
-    for place, methods in scores.items():
-        for method, seeds in methods.items():
-            lines += [[*place, method, str(seed), f"{v:.4f}"] for seed, v in seeds.items()]
-    return csv_text(lines).encode()

@@ -29,7 +29,6 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[Shown, ...], ...]
     folded: bool = False
-    kind: str = "table"
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class Figures:
 
     panels: tuple[Markup, ...]
     legend: tuple[tuple[Markup, str], ...] = ()
-    kind: str = "figures"
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class Tiles:
     """The numbers to remember."""
 
     tiles: tuple[Tile, ...]
-    kind: str = "tiles"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,6 @@ class Pictures:
 
     title: str
     pictures: tuple[Markup, ...]
-    kind: str = "pictures"
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,6 @@ class Code:
     text: str
     language: str = ""
     folded: bool = False
-    kind: str = "code"
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,6 @@ class Beside:
     """A drawing and its numbers, side by side where the page is wide enough."""
 
     parts: tuple[Figures | Table, ...]
-    kind: str = "beside"
 
 
 Part = Table | Figures | Tiles | Pictures | Text | Code | Beside
@@ -149,6 +143,7 @@ def html(page: Page, version: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["kind"] = lambda part: type(part).__name__
     environment.filters["name"] = lambda text: short(text, _LONGEST)
     environment.filters["lines"] = lambda text: "\n".join(
         short(t, 10_000) for t in text.splitlines()

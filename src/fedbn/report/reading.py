@@ -158,7 +158,10 @@ def gather(
     notes: list[str] = []
     records = _records(folder, notes)
     choice = {"method": method, "seed": seed, "setting": setting}
-    _check_choice(folder, records, choice)
+    for what, value in choice.items():
+        legal = dict.fromkeys(record[what] for record in records)
+        if value is not None and value not in legal:
+            raise ConfigError(f"{folder.path}: {unknown(what, str(value), map(str, legal))}")
     notes += _unfinished(folder)
     environment = _environment(folder, notes)
     facts, missing = _facts(folder, choice, notes)
@@ -176,15 +179,6 @@ def gather(
         notes=tuple(notes),
         name=path.resolve().name,
     )
-
-
-def _check_choice(
-    folder: RunFolder, records: Iterable[Mapping[str, Any]], choice: Mapping[str, Any]
-) -> None:
-    for what, value in choice.items():
-        legal = dict.fromkeys(record[what] for record in records)
-        if value is not None and value not in legal:
-            raise ConfigError(f"{folder.path}: {unknown(what, str(value), map(str, legal))}")
 
 
 def _records(folder: RunFolder, notes: list[str]) -> list[dict[str, Any]]:

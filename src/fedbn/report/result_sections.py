@@ -139,7 +139,10 @@ def gains(run: RunContents) -> Section:
     if fight is None:
         text = "Needs FedBN and FedAvg, scored for the same seed; this run does not have both."
         return Section("gain", "Gain by client", "", (Text(text, kind="remark"),))
-    kept = _some_gains(fight.gains)
+    half, kept = _MOST_BARS // 2, list(fight.gains)
+    if len(kept) > _MOST_BARS:
+        kept.sort(key=lambda gain: gain.mean)
+        kept = [*kept[:half], *kept[-half:]]
     seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
     metric = run.metric
     first, second = (fight.new, fight.old) if metric.higher else (fight.old, fight.new)
@@ -155,17 +158,9 @@ def gains(run: RunContents) -> Section:
     numbers = table("In numbers", header, rows)
     parts: list[Part] = [Beside((Figures((gain_bars(fight, kept, metric),)), numbers))]
     if len(kept) < len(fight.gains):
-        half = _MOST_BARS // 2
         text = f"Of {len(fight.gains):,} clients, the {half} that gain least and the {half} most."
         parts.append(Text(text))
     return Section("gain", f"What clients gain by {fight.new}", lead, tuple(parts))
-
-
-def _some_gains(gains: Sequence[Gain]) -> list[Gain]:
-    if len(gains) <= _MOST_BARS:
-        return list(gains)
-    ordered = sorted(gains, key=lambda gain: gain.mean)
-    return [*ordered[: _MOST_BARS // 2], *ordered[-(_MOST_BARS // 2) :]]
 
 
 def convergence(run: RunContents) -> Section:

@@ -164,18 +164,13 @@ def draw_curves(table: ScoreTable, file: Path) -> None:
     with styled():
         figure = _curves(drawn, "round", f"test {table.metric.title}", sharey=True)
         if many:
-            _shade(figure.axes[len(drawn) - 1], table)
+            spreads, axis = table.quartiles(), figure.axes[len(drawn) - 1]
+            for label, look in looks([*spreads]).items():
+                rounds, low, high = ([one[i] for one in spreads[label]] for i in range(3))
+                axis.fill_between(rounds, low, high, color=look["color"], alpha=0.18, lw=0)
             some = f"the {len(chosen)} worst of {len(table.columns):,} clients"
             figure.legends[0].set_title(f"{some}, and the mean and quartiles of all")
         saved(figure, file, kinds=[file.suffix])
-
-
-def _shade(axis: Axes, table: ScoreTable) -> None:
-    """Shade from the lower to the upper quartile of clients."""
-    spreads = table.quartiles()
-    for label, look in looks([*spreads]).items():
-        rounds, low, high = ([one[i] for one in spreads[label]] for i in range(3))
-        axis.fill_between(rounds, low, high, color=look["color"], alpha=0.18, lw=0)
 
 
 def _chosen(table: ScoreTable) -> list[str]:
