@@ -175,7 +175,7 @@ def test_the_largest_client_trains_first_and_no_bit_changes(monkeypatch):
         begun.append(client.name)
         return train_client(plan, replica, client, state)
 
-    monkeypatch.setattr("fedbn.core.engine.train_client", train)
+    monkeypatch.setattr("fedbn.core.rounds.train_client", train)
     made, found = plan(fedbn(), federation(8, 16, 12), rounds=1), []
     for most in (0, 1 << 26):
         monkeypatch.setattr("fedbn.core.engine._KEPT_BYTES", most)

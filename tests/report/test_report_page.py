@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fedbn.report import page
-from fedbn.report.document import html, markdown
+from fedbn.report.document import Beside, Table, html, markdown
 from reporting import HOSTILE, contents, facts, records
 
 SECTIONS = ["results", "learning", "gain", "convergence", "shared", "sites", "confusion"]
@@ -53,8 +53,8 @@ class Outline(HTMLParser):
 def tables(found):
     """All tables of a page, those beside a drawing too."""
     parts = [p for chapter in found.chapters for s in chapter.sections for p in s.parts]
-    inner = [one for part in parts if part.kind == "beside" for one in part.parts]
-    return [part for part in [*parts, *inner] if part.kind == "table"]
+    inner = [one for part in parts if isinstance(part, Beside) for one in part.parts]
+    return [part for part in [*parts, *inner] if isinstance(part, Table)]
 
 
 def shown(*runs) -> Outline:
