@@ -110,7 +110,7 @@ def changed(run: Path, to: Path, file: str, old: str, new: str) -> Path:
         ("config.toml", "lr = 0.01", "lr = 0.5", 3, "are not one experiment: training.lr differ"),
         ("environment.json", '"a": "', '"a": "0', 4, "not trained on the same data: client a"),
         ("environment.json", '"weights": {}', '"weights": {"w": "0"}', 3, "model.weights"),
-        ("metrics.jsonl", '"value": 0.', '"value": 0.9', 3, "with different numbers"),
+        ("metrics.jsonl", '"value":0.', '"value":0.9', 3, "with different numbers"),
         ("config.toml", "rounds = 3", "rounds = 4", 3, "differ"),
     ],
 )  # fmt: skip

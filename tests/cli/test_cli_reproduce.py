@@ -127,7 +127,7 @@ def test_a_shown_run_without_figures_has_its_tables(made: Path) -> None:
 def test_jobs_of_a_shown_run_that_have_not_ended_are_left_out(made: Path) -> None:
     run = made / "runs/reproduce/mine-quick/run"
     lines = run.joinpath("metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if '"fedbn"' not in line or '"round": 3' not in line]
+    kept = [line for line in lines if '"fedbn"' not in line or '"round":3' not in line]
     run.joinpath("metrics.jsonl").write_text("".join(kept), encoding="utf-8")
     answer = call("reproduce", "mine.toml", "--from", run, "--out", "shown", cwd=made)
     assert answer.code == 0, answer.err
