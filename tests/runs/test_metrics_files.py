@@ -47,7 +47,7 @@ def test_later_rounds_and_a_cut_off_line_are_dropped(tmp_path: Path) -> None:
         (b"{}\n" + LINES[1], r"line 1: damaged \(method: Field required\)"),
         (LINES[0] + LINES[1].replace(b"0.5", b'0.5, "x": 1'), r"line 2: damaged \(x = 1: "),
         (LINES[0] + LINES[1].replace(b"0.5", b'"0.5"'), r"line 2: damaged \(value = '0.5': "),
-        (LINES[0] + LINES[1].replace(b": 2", b": -2"), r"line 2: damaged \(round = -2: "),
+        (LINES[0] + LINES[1].replace(b":2", b":-2"), r"line 2: damaged \(round = -2: "),
     ],
 )
 def test_a_hole_is_damage(content: bytes, said: str, tmp_path: Path) -> None:
