@@ -318,3 +318,16 @@ def test_a_client_is_used_with_its_personal_model_from_its_first_round_on() -> N
     assert not torch.equal(
         state.local[here].state["ditto.personal/0.weight"], state.shared.state["0.weight"]
     )
+
+
+@dataclass(frozen=True)
+class Pulled(Rule):
+    """A rule that says nothing of how it is called."""
+
+    towards: str = "start"
+    share: float = 0.10
+
+
+def test_a_rule_is_called_by_its_class_and_its_fields_unless_it_says_otherwise() -> None:
+    assert (Pulled().label, Pulled("end", 2).label) == ("pulled(start, 0.1)", "pulled(end, 2)")
+    assert Proximal(0.5).label == "prox(0.5)"

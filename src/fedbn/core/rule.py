@@ -266,7 +266,7 @@ class Rule(Protocol):
     """What a client and the server do beside training and combining; a subclass says what differs.
 
     Attributes:
-        word: What it is called on the command line, before its numbers.
+        word: What it is called on the command line, before its numbers; else its class's name.
         needs: What the formula assumes of training; anything else is refused.
         used: The local memory that a client is scored and used with, in place of the joined model.
         moves: Whether `server` changes the model's own entries.
@@ -285,8 +285,10 @@ class Rule(Protocol):
     @property
     def label(self) -> str:
         """The rule as one writes it on the command line: its word and its numbers, the fields."""
-        numbers = ", ".join(f"{value:g}" for value in vars(self).values())
-        return f"{self.word}({numbers})" if numbers else self.word
+        values = vars(self).values()
+        said = ", ".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values)
+        word = self.word or type(self).__name__.lower()
+        return f"{word}({said})" if said else word
 
     def declare(self, model: ModelParts) -> Iterable[Memory]:
         """Name further entries."""

@@ -76,7 +76,7 @@ def owners(files: Sequence[Path], pattern: str) -> tuple[str, ...]:
 class Division:
     """How a site's samples are divided, always in the same way for the same seed.
 
-    `per_client` keeps so many training pictures, stratified as the test share is; None keeps all.
+    `per_client` keeps so many training pictures, stratified as the test share is.
     """
 
     test_share: float
