@@ -68,7 +68,8 @@ def main() -> None:
         table = summarize(ScoreTable.of(metrics.read(RunFolder(run).metrics), metric))
     print(f"test {metric.title}", *table.columns, sep="\t")
     for row in table.rows:
-        print(row.label, *(str(row.cells.get(column, "–")) for column in table.columns), sep="\t")
+        cells = (str(row.cells.get(column, "–")) for column in table.columns)
+        print(row.key.label, *cells, sep="\t")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from fedbn.core.method import Proximal
 from fedbn.core.plan import Training
 from fedbn.core.scoring import evaluate
 from fedbn.core.task import CLASSIFICATION, measure
+from fedbn.errors import ModelError
 from fedbn.methods.paper import fedavg
 from tiny import bn_net, done, federation, plain_net, plan, same, vectors
 
@@ -199,6 +200,11 @@ def test_sgd_without_options_takes_the_steps_of_torchs_own_to_the_bit():
     assert type(ours) is PlainSGD
     states = [model.state_dict() for model in models]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_nothing_to_train_is_said():
+    with pytest.raises(ModelError, match="nothing to train"):
+        make_optimizer([], Training())
 
 
 class Constant(nn.Module):

@@ -60,8 +60,8 @@ def prepare(
 
 def _refuse_own(name: str) -> None:
     names = registry.names(fedbn.datasets)
-    legal = [known for known in names if info_of(known).source != "data.path"]
-    if ":" not in name and name not in legal:
+    if ":" not in name and (name not in names or info_of(name).source == "data.path"):
+        legal = [known for known in names if info_of(known).source != "data.path"]
         more = "; your own data needs no preparing, try `fedbn data check PATH`"
         raise ConfigError(unknown("data set", name, legal) + more)
 

@@ -77,7 +77,10 @@ def run(
 
         rehearse(raw, where, log or [])
     else:
-        folder = RunFolder(out or _new_folder(file.stem if file else "run"))
+        first = Path("runs", f"{file.stem if file else 'run'}-{time.strftime('%Y%m%d-%H%M%S')}")
+        others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+        new = next(path for path in itertools.chain([first], others) if not path.exists())
+        folder = RunFolder(out or new)
         _run(folder, raw, where, showing=console.Showing(json, form, clients), log=log or [])
 
 
@@ -91,12 +94,6 @@ def _run(folder: RunFolder, raw: dict[str, Any], where: str, **how: Any) -> None
         if not folder.config.exists():
             folder.abandon(made)
         raise
-
-
-def _new_folder(name: str) -> Path:
-    first = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([first], others) if not path.exists())
 
 
 @app.command(epilog="Example: fedbn schema > fedbn.schema.json")

@@ -14,6 +14,7 @@ from fedbn.core.plan import Training
 from fedbn.core.rule import Change, Term, Trained
 from fedbn.core.state import is_batchnorm
 from fedbn.core.task import CLASSIFICATION, Loss
+from fedbn.errors import ModelError
 
 
 class Passes:
@@ -157,7 +158,10 @@ Optimizer = torch.optim.Optimizer | PlainSGD
 
 def make_optimizer(parameters: Sequence[Tensor], training: Training) -> Optimizer:
     """Make a client's optimiser; it starts anew each round."""
-    if training.optimizer == "SGD" and not training.optimizer_args:
+    if not parameters:
+        raise ModelError("nothing to train: no parameter that is to be stepped asks for gradients")
+    plain = training.optimizer == "SGD" and not training.optimizer_args
+    if plain and training.device == "cpu":
         return PlainSGD(parameters, training.lr)
     build = getattr(torch.optim, training.optimizer)
     made: Optimizer = build(parameters, lr=training.lr, **training.optimizer_args)

@@ -285,8 +285,9 @@ class Rule(Protocol):
     @property
     def label(self) -> str:
         """The rule as one writes it on the command line: its word and its numbers, the fields."""
-        values = vars(self).values()
-        said = ", ".join(f"{v:g}" if isinstance(v, int | float) else str(v) for v in values)
+        own = [getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())]
+        plain = (value for value in own if isinstance(value, int | float | str))
+        said = ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in plain)
         word = self.word or type(self).__name__.lower()
         return f"{word}({said})" if said else word
 

@@ -135,7 +135,8 @@ def read_batch(
     sample is bad, its index, and what is wrong with it.
     """
     found: list[tuple[Tensor, Tensor]] = []
-    with seeded(seed):
+    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:  # not by `seeded`, which would seed devices too
         for which, index in addresses:
             own = number(seed, "sample", turn, f"{sources[which].where}\0{index}")
             random.seed(own)
@@ -146,6 +147,10 @@ def read_batch(
             except Exception as error:
                 where = f"{sources[which].where}, sample {index}"
                 raise DataError(f"{where}: {one_line(told(error))}") from error
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torchs)
     x, y = zip(*found, strict=True)
     for (which, index), target in zip(addresses, y, strict=True):
         if target.shape != y[0].shape:

@@ -120,20 +120,16 @@ def named_jobs(experiment: Experiment) -> dict[Key, tuple[str, Setting]]:
     """
     found: dict[Key, tuple[str, Setting]] = {}
     specs = {spec: "+".join(pieces_of(spec)) for spec in experiment.methods}
-    once = {spec for spec in specs if _ignores_mu(spec, experiment)}
+    once = set()  # methods that take no mu
+    for spec in specs if isinstance(experiment.method.mu, list) and not experiment.sweep else ():
+        one, two = (parse_method(spec, {"mu": mu}, experiment.held) for mu in (1, 2))
+        once |= {spec} if one == two else set()
     every = settings(experiment)
     for seed, setting, (spec, name) in itertools.product(experiment.seeds, every, specs.items()):
         own = Setting(DEFAULT, setting.experiment) if spec in once else setting
         found.setdefault((name, own.name, seed), (spec, own))
     _check_folders(found)
     return found
-
-
-def _ignores_mu(spec: str, experiment: Experiment) -> bool:
-    if experiment.sweep or not isinstance(experiment.method.mu, list):
-        return False
-    one, two = (parse_method(spec, {"mu": mu}, experiment.held) for mu in (1, 2))
-    return one == two
 
 
 def _check_folders(keys: Iterable[Key]) -> None:

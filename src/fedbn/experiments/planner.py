@@ -254,7 +254,7 @@ def _optimizer(section: TrainingSection) -> str:
     for key in section.optimizer_args:
         if key not in legal:
             raise ConfigError(f"training.optimizer_args: {unknown('argument', key, legal)}")
-    if not section.optimizer_args:
+    if name == "SGD" and not section.optimizer_args:
         return name
     try:
         build([torch.nn.Parameter(torch.zeros(1))], lr=section.lr, **section.optimizer_args)

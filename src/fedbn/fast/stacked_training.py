@@ -39,7 +39,6 @@ _PARAMETERS = 1 << 21
 _MOST = 256
 _SCORED_AT_ONCE = 64
 _COPIED_BYTES = 1 << 28  # of all training data, and of all that is scored
-_FLOAT_BYTES = 4
 
 # Optimisers that move each number by its own gradients alone, with the options that were compared
 # with the plain engine. Others (Adafactor, Muon) take norms and means over a whole tensor, which in
@@ -306,17 +305,19 @@ class ScoredBatches:
 
     def __init__(self, plan: Plan):
         splits = [s for c in plan.federation.clients for *_, s in splits_of(c, plan.score_train)]
-        numbers = sum(len(split) * prod(split.shape) for split in splits)
         lying = all(isinstance(split, Split) for split in splits)
-        self._keep = plan.score_all and lying and numbers * _FLOAT_BYTES <= _COPIED_BYTES
+        self._room = _COPIED_BYTES if plan.score_all and lying else 0
         self._kept: dict[tuple[int, ...], tuple[object, list[StackedBatch]]] = {}
 
     def of(self, splits: Sequence[AnySplit | None]) -> Iterable[StackedBatch]:
         """Give some samples of each client at a time; where there is no split, none."""
-        if not self._keep:
-            return self._made(splits)
         key = tuple(map(id, splits))  # of objects that are kept too
         if key not in self._kept:
+            most = max((split for split in splits if split is not None), key=len)
+            size = len(splits) * len(most) * prod(most.shape) * max(4, most.dtype.itemsize)
+            if size > self._room:  # padded to the largest client's samples
+                return self._made(splits)
+            self._room -= size
             self._kept[key] = splits, list(self._made(splits))
         return self._kept[key][1]
 

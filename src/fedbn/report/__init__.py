@@ -39,13 +39,10 @@ def _chapter(run: RunContents, key: str, name: str) -> Chapter:
         model_sections.again(run),
     )
     notes = (*run.notes, *(run.facts.remarks if run.facts else ()))
-    return Chapter(key, name, _subtitle(run), sections, notes)
-
-
-def _subtitle(run: RunContents) -> str:
     said, summary = run.settings, run.summary
     data = said.get("data.path") or said.get("data.name") or "data"
     model = said.get("model.name") or "model"
     clients = max(0, len(summary.columns) - 1)
     counts = {"client": clients, "round": run.table.rounds, "seed": len(summary.seeds)}
-    return " · ".join([str(data), str(model), *(counted(n, what) for what, n in counts.items())])
+    words = [str(data), str(model), *(counted(n, what) for what, n in counts.items())]
+    return Chapter(key, name, " · ".join(words), sections, notes)

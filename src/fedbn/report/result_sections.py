@@ -164,7 +164,7 @@ def gains(run: RunContents) -> Section:
 
 
 def convergence(run: RunContents) -> Section:
-    """How fast methods learn: the training loss, and rounds until run."""
+    """How fast methods learn: the training loss, and rounds until a score is reached."""
     panels, look = [], looks([row.key.label for row in run.rows])
     for number, name in ((LOSS, "after the round"), (LOSS_SEEN, "while training")):
         if curves := run.curves(MEAN, number):

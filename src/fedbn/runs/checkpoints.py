@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import math
 import os
 import re
 import shutil
-from collections import ChainMap, deque
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -143,8 +144,8 @@ def forget_before(
     earlier = {number: path for number, path in rounds(folder) if number < round}
     kept = {round, *list(earlier)[: keep - 1]}
     kept |= {best(number) for number in kept}
-    for number in earlier.keys() - kept:
-        shutil.rmtree(earlier[number])
+    for number in earlier.keys() - kept:  # what a disk does not let go of yet is tried again
+        shutil.rmtree(earlier[number], ignore_errors=True)
 
 
 def place_of(folder: Path, round: int) -> Path:
@@ -321,14 +322,18 @@ def _packed(layout: StateLayout, state: State, path: Path) -> Pack:
 def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState | None, list[str]]:
     """Find the newest checkpoint that is whole, if any was written, and say which ones were not.
 
-    Clients' parts are read and verified when they are asked for; unless it is lazy, once before.
+    Clients' parts are read and verified when they are asked for. Unless it is lazy all are read
+    once before, and kept where they take little memory.
     """
 
     def read(path: Path) -> RunState:
         state = load(path, like)
-        for parts in () if lazy else (state.local, state.untrained):
-            deque(parts.values(), maxlen=0)
-        return state
+        if lazy:
+            return state
+        packs = itertools.chain(state.local.values(), state.untrained.values())
+        if sum(v.nbytes for pack in packs for v in pack.vectors.values()) > _HELD_BYTES:
+            return state
+        return replace(state, local=dict(state.local), untrained=dict(state.untrained))
 
     return _first_whole(folder, read)
 
