@@ -46,14 +46,10 @@ def both(plan: Plan) -> tuple[tuple[RunState, list[Record]], tuple[RunState, lis
 
 
 def distance(a: RunState, b: RunState) -> float:
-    """The largest difference of any number."""
-    pairs = [(a.shared, b.shared), *((a.local[c], b.local[c]) for c in a.local)]
-    gaps = [
-        float((x.state[k].double() - y.state[k].double()).abs().max())
-        for x, y in pairs
-        for k in x.state
-    ]
-    return max(gaps)
+    """The largest difference of any number; of one above 1, as a share of it."""
+    parts = [(a.shared, b.shared), *((a.local[c], b.local[c]) for c in a.local)]
+    pairs = [(x.state[k].double(), y.state[k].double()) for x, y in parts for k in x.state]
+    return max(float(((x - y).abs() / x.abs().clamp(min=1)).max()) for x, y in pairs)
 
 
 def float64_net() -> nn.Module:

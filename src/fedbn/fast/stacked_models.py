@@ -89,24 +89,26 @@ class Stack:
             counts: How many of each client's samples count; None for all.
             training: Whether BatchNorm uses and updates the statistics of the batch.
         """
+        # Samples last: products, BatchNorm and their gradients then come as they are needed.
+        x = x.movedim(1, -1)
         for name, layer in self._layers:
             if isinstance(layer, nn.Linear):
-                weight = _first(self._tensors[f"{name}.weight"], len(x)).transpose(1, 2)
+                weight = _first(self._tensors[f"{name}.weight"], len(x))
                 if layer.bias is None:
-                    x = torch.bmm(x, weight)
+                    x = torch.bmm(weight, x)
                 else:
                     bias = _first(self._tensors[f"{name}.bias"], len(x))
-                    x = torch.baddbmm(bias[:, None], x, weight)
+                    x = torch.baddbmm(bias[..., None], weight, x)
             elif isinstance(layer, nn.BatchNorm1d):
                 x = self._batch_norm(f"{name}.", layer, x, counts, training)
             else:
-                x = x.flatten(2) if isinstance(layer, nn.Flatten) else layer(x)
-        return x
+                x = x.flatten(1, -2) if isinstance(layer, nn.Flatten) else layer(x)
+        return x.transpose(1, 2)
 
     def _batch_norm(
         self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor | None, training: bool
     ) -> Tensor:
-        clients, samples, width = x.shape
+        clients, width, samples = x.shape
         weight, bias, mean, var, seen = self._of_norm(at, clients)
         batch = training or mean is None
         if batch and (counts is not None or norm.momentum is None):
@@ -114,19 +116,18 @@ class Stack:
             return self._masked_norm(at, norm, x, some, training)
         if training and seen is not None:
             seen += 1
-        # Side by side along the features, all clients are one BatchNorm.
-        wide = x.transpose(0, 1).reshape(samples, clients * width)
+        # All clients' features are those of one BatchNorm.
         flat_mean, flat_var, flat_weight, flat_bias = (
             None if t is None else t.reshape(-1) for t in (mean, var, weight, bias)
         )
-        out = functional.batch_norm(
-            wide, flat_mean, flat_var, flat_weight, flat_bias, batch, norm.momentum or 0.0, norm.eps
-        )
+        flat, factor = (flat_mean, flat_var, flat_weight, flat_bias), norm.momentum or 0.0
+        every = x.reshape(1, clients * width, samples)
+        out = functional.batch_norm(every, *flat, batch, factor, norm.eps)
         if training:
             for kept, new in ((mean, flat_mean), (var, flat_var)):
                 if kept is not None and new is not None:
                     kept.copy_(new.view_as(kept))
-        return out.view(samples, clients, width).transpose(0, 1)
+        return out.view(x.shape)
 
     def _masked_norm(
         self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor, training: bool
@@ -134,12 +135,12 @@ class Stack:
         """BatchNorm where clients have batches of unequal size, padded to the largest."""
         weight, bias, mean, var, seen = self._of_norm(at, len(x))
         n = counts.clamp(min=1).to(x.dtype).view(-1, 1, 1)
-        mask = (torch.arange(x.shape[1]) < counts[:, None])[..., None].to(x.dtype)
-        centre = (x * mask).sum(dim=1, keepdim=True) / n
-        spread = ((x - centre).square() * mask).sum(dim=1, keepdim=True) / n
+        mask = (torch.arange(x.shape[2]) < counts[:, None])[:, None].to(x.dtype)
+        centre = (x * mask).sum(dim=2, keepdim=True) / n
+        spread = ((x - centre).square() * mask).sum(dim=2, keepdim=True) / n
         out = (x - centre) * torch.rsqrt(spread + norm.eps)
         if weight is not None and bias is not None:
-            out = out * weight[:, None] + bias[:, None]
+            out = out * weight[..., None] + bias[..., None]
         if training and mean is not None and var is not None:
             factor: Tensor | float = norm.momentum or 0.0
             if seen is not None:
@@ -150,7 +151,7 @@ class Stack:
             unbiased = spread * n / (n - 1).clamp(min=1)
             with torch.no_grad():
                 for kept, new in ((mean, centre), (var, unbiased)):
-                    moved = kept + factor * (new[:, 0] - kept)
+                    moved = kept + factor * (new[..., 0] - kept)
                     kept.copy_(torch.where(active, moved, kept))
         return out
 

@@ -275,9 +275,7 @@ def _side_by_side(x: Tensor, y: Tensor, sizes: Sequence[list[int]]) -> Iterator[
 
 def _losses(outputs: Tensor, batch: StackedBatch) -> Tensor:
     """Each client's mean loss over its own samples."""
-    flat = functional.cross_entropy(
-        outputs.flatten(0, 1), batch.y.flatten(), reduction="none"
-    ).view(batch.y.shape)
+    flat = functional.cross_entropy(outputs.transpose(1, 2), batch.y, reduction="none")
     if batch.counts is None:
         return flat.mean(dim=1)
     return torch.where(batch.mask, flat, 0).sum(dim=1) / batch.counts.clamp(min=1)
