@@ -217,7 +217,7 @@ def _numbers(event: Event) -> str:
     parts = [f"{client} loss {loss:.3f}" for client, loss in losses.items()]
     for record in event.records:
         if record["split"] == "test" and record["metric"] == metric.name:
-            value = "–" if record["value"] is None else metric.said(record["value"])
-            said = f"{value} {metric.unit}".rstrip()
+            value = record["value"]
+            said = "–" if value is None else f"{metric.said(value)} {metric.unit}".rstrip()
             parts.append(f"{record['client']} {said} after round {record['round']}")
     return ", ".join(parts)
