@@ -55,6 +55,7 @@ def test_every_figure_is_written_twice(outcome: Outcome):
         ("gird=3", "reproduce.options.gird.*did you mean"),
         ("grid=1", "grid = 1: legal are whole numbers 2 to 5000"),
         ("scales=[1.0]", "scales = \\[1.0\\]: the figures need 2"),
+        ("scales=['a', 'b']", "scales = .*: the figures need 2 numbers"),
         ("scales=[1.0, -2.0]", "scales = \\[1.0, -2.0\\]: legal are numbers above 0"),
         ("samples='many'", "samples = 'many'"),
     ],

@@ -64,7 +64,17 @@ def test_what_could_have_been_shown() -> None:
     shown = sum(
         paired([*draws.normal(least.detectable, 1.0, 5)]).verdict == "better" for _ in range(2000)
     )
-    assert 0.72 < shown / 2000 < 0.88
+    assert 0.77 < shown / 2000 < 0.83
+
+
+@pytest.mark.parametrize(("count", "family"), [(2, 1), (3, 5), (5, 20)])
+def test_what_could_have_been_shown_at_few_repetitions_and_many_questions(count, family) -> None:
+    draws = np.random.default_rng(1)
+    by = paired([*draws.normal(0, 1, count)], family)
+    least = by.detectable / by.std
+    drawn = draws.normal(least, 1.0, (100_000, count))
+    means, errors = drawn.mean(1), drawn.std(1, ddof=1) * half_width(count, family)
+    assert 0.79 < (means > errors).mean() < 0.81
 
 
 def test_the_half_width_is_the_intervals() -> None:

@@ -116,11 +116,7 @@ class Request:
         return {key: value for key, value in self.experiment.items() if key != "reproduce"}
 
     def several(self) -> dict[str, Any]:
-        """The experiment that an item trains in several ways, or attacks.
-
-        Raises:
-            ConfigError: One run was given, to be shown.
-        """
+        """The experiment that an item trains in several ways, or attacks; no run can be shown."""
         if self.source is not None:
             raise ConfigError(f"{self.name}: it is made of more than one run can hold; no --from")
         return self._plain()

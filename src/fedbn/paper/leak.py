@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ LOSS_TRAIN, LOSS_TEST = "whose, by loss, trained on", "whose, by loss, new"
 MOMENTS = "whose, by moments, new"
 NAMING = (LOSS_TRAIN, LOSS_TEST, MOMENTS)
 PICTURES, CHANCE, ORIGINAL = "PSNR, batch of", "chance", "original"
+GUESSES = (CHANCE, "mean of the batch")
 _RATE, _SMOOTH, _STATISTICS, _RANGE, _EACH = 0.02, 1e-3, 0.1, 2.0, 100
 Found = dict[str, dict[str, dict[int, float]]]
 """By method, by what was measured, by seed."""
@@ -71,12 +73,12 @@ def leak(request: Request) -> Outcome:
             if name in NAMING:
                 found[CHANCE][name][job.seed] = 100 / len(plan.federation.clients)
         for size in options["batches"]:
-            pictures, ours, chance = _inverted(plan, size, options["iterations"])
-            own[f"{PICTURES} {size}"][job.seed] = ours
-            found[CHANCE][f"{PICTURES} {size}"][job.seed] = chance
+            pictures, values = _inverted(plan, size, options["iterations"])
+            for name, value in zip((job.method.name, *GUESSES), values, strict=True):
+                found[name][f"{PICTURES} {size}"][job.seed] = value
             if job.seed == request.experiment["seeds"][0]:
                 shown |= {ORIGINAL: pictures[0], job.method.name: pictures[1]}
-    found[CHANCE] = found.pop(CHANCE)  # below the methods
+    found |= {name: found.pop(name) for name in GUESSES}  # below the methods
     table = _table(request, found)
     return Outcome((table,), _draw(request, shown, table))
 
@@ -179,11 +181,13 @@ def _right(scores: list[Tensor], owner: Tensor) -> float:
     return 100 * float((torch.stack(scores).argmax(0) == owner).double().mean())
 
 
-def _inverted(plan: Plan, size: int, iterations: int) -> tuple[tuple[Tensor, Tensor], float, float]:
-    """Invert a batch of every site's first update; the first site's pictures, ours, and chance."""
+def _inverted(
+    plan: Plan, size: int, iterations: int
+) -> tuple[tuple[Tensor, Tensor], tuple[float, ...]]:
+    """Invert a batch of every site's first update: the first site's pictures; ours and guesses."""
     clients, state = plan.federation.clients, initial_state(plan)
     guess = torch.cat([c.tests[c.domain].batch(slice(None))[0] for c in clients]).mean(0)
-    ours, chance, pictures = [], [], []
+    values, pictures = [], []
     for client in clients:
         draws = generator(plan.seed, f"leak {size}", client=client.name)
         few = client.train.take(torch.randperm(len(client.train), generator=draws)[:size])
@@ -192,10 +196,9 @@ def _inverted(plan: Plan, size: int, iterations: int) -> tuple[tuple[Tensor, Ten
         start = guess + 0.01 * torch.randn(x.shape, generator=draws)
         made = invert(plan, state.shared.state, update.shared.state, (start, y), iterations)
         made, value = _psnr(made, x)
-        ours.append(value)
-        chance.append(_psnr(guess.expand_as(x), x)[1])
+        values.append((value, *(_psnr(m.expand_as(x), x)[1] for m in (guess, x.mean(0)))))
         pictures.append((x, made))
-    return pictures[0], sum(ours) / len(ours), sum(chance) / len(chance)
+    return pictures[0], tuple(map(fmean, zip(*values, strict=True)))
 
 
 def invert(
@@ -236,16 +239,13 @@ def _psnr(made: Tensor, truth: Tensor) -> tuple[Tensor, float]:
 def _table(request: Request, found: Found) -> Table:
     """Everything measured; and the differences that matter, with intervals."""
     columns = tuple(dict.fromkeys(column for own in found.values() for column in own))
-    pairs = [(m, CHANCE) for m in found if m != CHANCE]
+    pairs = [(m, CHANCE) for m in found if m not in GUESSES]
     pairs += [("fedbn", m) for m in ("fedavg", "silobn") if {"fedbn", m} <= found.keys()]
     compared = [column for column in columns if column in found[CHANCE]]
-    rows = [
-        Row(
-            (display_name(method),),
-            tuple(Cell.of(own[column].values()) if column in own else None for column in columns),
-        )
-        for method, own in found.items()
-    ]
+    rows = []
+    for method, own in found.items():
+        cells = [Cell.of(own[column].values()) if column in own else None for column in columns]
+        rows.append(Row((display_name(method),), tuple(cells)))
     for new, old in pairs:
         gaps = [
             Cell.gained(found[new][column], found[old][column], len(pairs) * len(compared))
@@ -257,8 +257,9 @@ def _table(request: Request, found: Found) -> Table:
     note = (
         "Mean (standard deviation). Moments of the first BatchNorm layer's inputs: the "
         "error relative to their length, 0 is exact. Whose a sample is: rightly named in per cent. "
-        "Pictures: PSNR in dB, the mean of all sites; chance is the mean picture, from which the "
-        "search starts. Intervals hold for all differences at once (paired t, Bonferroni)."
+        "Pictures: PSNR in dB, the mean of all sites; chance is the mean picture of all sites, "
+        "where the search starts; nobody outside has the mean of the batch. Intervals hold for all "
+        "differences at once (paired t, Bonferroni)."
     )
     title = "what the updates of one round tell"
     return replace(request.table(request.name, title, columns, rows, note), digits=2)
@@ -279,9 +280,7 @@ def _draw(request: Request, shown: Mapping[str, Tensor], table: Table) -> tuple[
         headed(left, "a  One batch, and what its update gave")
         known = looks([name for name in shown if name != ORIGINAL])
         sizes = [column for column in table.columns if column.startswith(PICTURES)]
-        gains = {
-            row.label[0]: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows
-        }
+        gains = {r.label[0]: dict(zip(table.columns, r.cells, strict=True)) for r in table.rows}
         for shift, (method, look) in enumerate(known.items()):
             own = gains[f"{display_name(method)} − {CHANCE}"]
             cells = [cell for size in sizes if (cell := own[size])]

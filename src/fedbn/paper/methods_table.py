@@ -50,13 +50,10 @@ def _scores(request: Request, name: str, title: str, found: Mapping[str, Scores]
 def _gains(request: Request, name: str, found: Mapping[str, Scores]) -> Table:
     """What each gains in the mean over clients, over each of `BASES`."""
     means, asked = {method: own[MEAN] for method, own in found.items()}, len(found) - 1
-    rows = [
-        Row(
-            (display_name(m),),
-            tuple(None if m == b else Cell.gained(own, means[b], family=asked) for b in BASES),
-        )
-        for m, own in means.items()
-    ]
+    rows = []
+    for m, own in means.items():
+        cells = [None if m == b else Cell.gained(own, means[b], family=asked) for b in BASES]
+        rows.append(Row((display_name(m),), tuple(cells)))
     note = f"{_UNTUNED} Intervals hold for all {asked} comparisons of a column at once."
     columns = (f"over {display_name(base)}" for base in BASES)
     title = f"{name}, what each method gains in the mean over clients, in points"

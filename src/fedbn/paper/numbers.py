@@ -70,13 +70,12 @@ def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[str, frozenset[st
     for row in entry["rows"]:
         for column, printed in zip(entry["columns"], row["values"], strict=True):
             setting = row.get("setting", entry.get("setting", "default"))
-            domain = row.get("domain", column)
             if "=" in column:
                 setting = column
             match = _PRINTED.fullmatch(printed)
             assert match, printed
             number = Number(float(match[1]), float(match[2]) if match[2] else None)
-            yield (row["method"], _parts(setting), domain), number
+            yield (row["method"], _parts(setting), row.get("domain", column)), number
 
 
 def _parts(setting: str) -> frozenset[str]:
@@ -157,7 +156,6 @@ def studied(request: Request, records: Records) -> Study:
     run = request.source or request.folder / "run"
     facts, metric = _data_facts(run, experiment), first_metric(RunFolder(run).read_environment())
     papers = tuple(table(name) for name in experiment.reproduce.paper)
-    stand_ins = tuple(facts["stand_ins"])
     said = [*facts["remarks"]]
     if papers and not request.comparable:
         said.append("not the paper's data: no comparison with its numbers")
@@ -174,7 +172,7 @@ def studied(request: Request, records: Records) -> Study:
             for s in settings(experiment)
         },
         papers=papers if request.comparable else (),
-        stand_ins=stand_ins,
+        stand_ins=tuple(facts["stand_ins"]),
         cut=request.cut,
         data_remarks=tuple(dict.fromkeys(said)),
         remarks=unfinished,

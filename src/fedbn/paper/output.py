@@ -18,7 +18,6 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.paper.items import Cell, Entry, Outcome, Request, Table
 from fedbn.results.result_table import latex
 from fedbn.runs.folder import explained, to_json, write_atomically
-from fedbn.text import harmless
 
 PAPER, DIFFERENCE, INTERVAL = "paper", "ours − paper", "95 % interval"
 _APART = "Intervals of ours − paper hold both spreads (Welch; the paper's five trials)."
@@ -179,12 +178,12 @@ def _readme(entry: Entry, facts: Mapping[str, Any], outcome: Outcome) -> str:
     changes = "; ".join(facts["changes"]) or "none"
     parts = [
         f"# {entry.name}",
-        harmless(entry.title),
-        f"In the paper: {harmless(facts['place'])}.",
+        text.harmless(entry.title),
+        f"In the paper: {text.harmless(facts['place'])}.",
         f"```bash\n{facts['command']}\n```",
         f"- scale: {facts['scale']}; seconds: {facts['seconds']:.0f}\n"
-        f"- changes against the paper's settings: {harmless(changes)}",
-        *(f"- {harmless(remark)}" for remark in outcome.remarks),
+        f"- changes against the paper's settings: {text.harmless(changes)}",
+        *(f"- {text.harmless(remark)}" for remark in outcome.remarks),
         *(to_markdown(table) for table in outcome.tables),
         *(f"![{f.stem}]({f.name})" for f in outcome.figures if f.suffix == ".png"),
     ]

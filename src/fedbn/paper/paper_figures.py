@@ -270,10 +270,8 @@ def draw_intervals(
 ) -> None:
     """Draw gains with their intervals, where there are any, and the line of no gain."""
     axis.axhline(0, color="black", lw=0.8)
-    ends = [gain.interval or (gain.ours, gain.ours) for gain in gains]
-    reach = [
-        [gain.ours - low for gain, (low, _) in zip(gains, ends, strict=True)],
-        [high - gain.ours for gain, (_, high) in zip(gains, ends, strict=True)],
-    ]
+    ours = np.array([gain.ours for gain in gains])
+    ends = np.array([gain.interval or (gain.ours, gain.ours) for gain in gains]).reshape(-1, 2)
+    reach = [ours - ends[:, 0], ends[:, 1] - ours]
     sizes = {"markersize": 3, "capsize": 1.5, "elinewidth": 0.7, "lw": 1}
-    axis.errorbar(at, [gain.ours for gain in gains], reach, **{**sizes, **look, **more})
+    axis.errorbar(at, ours, reach, **{**sizes, **look, **more})

@@ -25,6 +25,8 @@ OTHERS = ("fedavg", "silobn", "singleset", GROUPNORM)
 _TIMES = 4
 Scores = dict[tuple[str, str], dict[str, dict[int, float]]]
 """By dial and strength, by method, by seed: accuracy in per cent, the mean over domains."""
+Gains = Mapping[tuple[str, str], Mapping[str, Cell]]
+"""By dial and the method that FedBN is compared with, by strength."""
 
 
 def shift_map(request: Request) -> Outcome:
@@ -90,7 +92,7 @@ def dials_table(request: Request, scores: Scores) -> Table:
     return request.table(f"{request.name}-dials", title, columns, rows, note, ("dial",))
 
 
-def _gains(request: Request, gains: Mapping[tuple[str, str], Mapping[str, Cell]]) -> Table:
+def _gains(request: Request, gains: Gains) -> Table:
     count = sum(len(cells) for (_, other), cells in gains.items() if other == OTHERS[0])
     rows = [Row((dial, _shown(m)), tuple(cells.values())) for (dial, m), cells in gains.items()]
     note = (
@@ -133,9 +135,7 @@ def _longer(request: Request, cells: list[str], scores: Scores) -> Table:
     return request.table(f"{request.name}-longer", title, columns, rows, note, ("cell",))
 
 
-def _draw(
-    request: Request, gains: Mapping[tuple[str, str], Mapping[str, Cell]]
-) -> tuple[Path, ...]:
+def _draw(request: Request, gains: Gains) -> tuple[Path, ...]:
     """Draw a panel a dial, a line a method that FedBN is compared with, intervals as bars."""
     dials = list(dict.fromkeys(dial for dial, _ in gains))
     with styled():

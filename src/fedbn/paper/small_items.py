@@ -72,14 +72,11 @@ def caught_up(ours: Sequence[float], base: Sequence[float]) -> int | None:
 
 
 def _table(request: Request, losses: Losses) -> Table:
-    rows = [
-        Row(
-            (_shown(setting), method),
-            tuple(Cell.of(values) if values else None for values in _values(methods, method)),
-        )
-        for setting, methods in losses.items()
-        for method in (BASE, BETTER)
-    ]
+    rows = []
+    for setting, methods in losses.items():
+        for method in (BASE, BETTER):
+            cells = [Cell.of(values) if values else None for values in _values(methods, method)]
+            rows.append(Row((_shown(setting), method), tuple(cells)))
     columns = ("loss, step 1", "loss, last step", "by FedAvg's", "as low as FedAvg's last at")
     note = f"Mean over seeds (standard deviation). The paper states no numbers. {request.label}."
     title = f"{request.name}: training loss, the mean over both clients"
@@ -142,19 +139,13 @@ def data_view(request: Request) -> Outcome:
 
 
 def _view_table(name: str, found: Mapping[str, Any]) -> Table:
-    rows = [
-        Row((client,), tuple(Cell(value) for value in line))
-        for client, line in zip(found["clients"], found["distances"], strict=True)
-    ]
+    clients = tuple(found["clients"])
+    lines = zip(clients, found["distances"], strict=True)
+    rows = tuple(Row((client,), tuple(map(Cell, line))) for client, line in lines)
     note = (
         "0: alike; 1: as far apart as samples are from the mean of all. The diagonal compares two "
         "halves of one client, which is what chance gives."
     )
-    return Table(
-        f"{name}-distances",
-        f"{found['name']}: Fréchet distance of the clients' training samples",
-        tuple(found["clients"]),
-        tuple(rows),
-        " ".join([note, *(f"{remark}." for remark in found["remarks"])]),
-        ("client",),
-    )
+    said = " ".join([note, *(f"{remark}." for remark in found["remarks"])])
+    title = f"{found['name']}: Fréchet distance of the clients' training samples"
+    return Table(f"{name}-distances", title, clients, rows, said, ("client",))

@@ -33,7 +33,7 @@ from scipy.optimize import minimize_scalar
 from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError, unknown
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
-from fedbn.results import BLUE, GREEN, PURPLE, SKY, VERMILION
+from fedbn.results import BLUE, PURPLE, SKY, VERMILION
 from fedbn.results.figures import PAGE, plain, saved, styled
 
 FloatArray = NDArray[np.float64]
@@ -50,13 +50,6 @@ class Model(NamedTuple):
 
     w: float
     gamma: float
-
-
-class Likeness(NamedTuple):
-    """How far two error curves are apart: the largest gap, and their correlation."""
-
-    gap: float
-    correlation: float
 
 
 def spread(x: FloatArray) -> float:
@@ -114,14 +107,14 @@ def optimum(x: FloatArray, y: FloatArray, bounds: tuple[float, float] = W_RANGE)
     return Model(float(found.x) * gamma, gamma)
 
 
-def likeness(one: FloatArray, other: FloatArray) -> Likeness:
-    """Compare two clients' error curves over the same weights.
+def likeness(one: FloatArray, other: FloatArray) -> tuple[float, float]:
+    """The largest gap of two clients' error curves over the same weights, and their correlation.
 
     Examples:
-        >>> likeness(np.array([0.0, 1.0, 2.0]), np.array([0.5, 1.5, 2.5])).gap
+        >>> likeness(np.array([0.0, 1.0, 2.0]), np.array([0.5, 1.5, 2.5]))[0]
         0.5
     """
-    return Likeness(float(np.abs(one - other).max()), float(np.corrcoef(one, other)[0, 1]))
+    return float(np.abs(one - other).max()), float(np.corrcoef(one, other)[0, 1])
 
 
 def expected_error(ratio: float, truth: float, scale: float, noise: float) -> float:
@@ -238,17 +231,13 @@ class Reading:
             errors(c.x, c.y, weights() / (spread(c.x) if normalised else 1.0)) for c in self.clients
         ]
 
-    def likeness(self, *, normalised: bool) -> Likeness:
-        """How alike the error curves of the first two clients are."""
-        return likeness(*self.curves(normalised=normalised)[:2])
-
 
 def weights(points: int = _GRID) -> FloatArray:
     """The w that curves and surfaces are drawn over."""
     return np.linspace(*W_RANGE, points)
 
 
-CLIENTS = ((BLUE, "-"), (VERMILION, (0, (4, 1.5))), (GREEN, (0, (1, 1.2))))
+CLIENTS = ((BLUE, "-"), (VERMILION, (0, (4, 1.5))))
 """A colour and a line style a client."""
 MARKS = (("o", SKY, 11), ("s", PURPLE, 7), ("X", VERMILION, 8), ("D", "#FFFFFF", 4.5))
 """Shape, colour and size; the first is large, because the last may lie upon it."""
@@ -272,9 +261,8 @@ def _draw_curves(readings: Sequence[Reading], stem: Path, note: str) -> tuple[Pa
 
 
 def _draw_panel(axes: Axes, reading: Reading, bn: bool) -> None:
-    axes.set_title(
-        plain(f"{'with' if bn else 'without'} BN: {READINGS[reading.labels]}"), loc="left"
-    )
+    title = f"{'with' if bn else 'without'} BN: {READINGS[reading.labels]}"
+    axes.set_title(plain(title), loc="left")
     clients = zip(reading.clients, reading.curves(normalised=bn), reading.optima, strict=True)
     for i, (client, curve, optimum) in enumerate(clients):
         colour, style = CLIENTS[i]
@@ -382,8 +370,9 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         kinds = (int, float) if isinstance(DEFAULTS[key], float) else type(DEFAULTS[key])
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise refused(key, value, f"legal is the like of {DEFAULTS[key]!r}")
-    if len(found["scales"]) != _CLIENTS:
-        raise refused("scales", found["scales"], f"the figures need {_CLIENTS}, one a client")
+    numbers = {type(scale) for scale in found["scales"]} <= {int, float}
+    if len(found["scales"]) != _CLIENTS or not numbers:
+        raise refused("scales", found["scales"], f"the figures need {_CLIENTS} numbers, one each")
     if not 2 <= found["grid"] <= 5000:
         raise refused("grid", found["grid"], "legal are whole numbers 2 to 5000")
     return found
@@ -418,9 +407,8 @@ def _curves_table(request: Request, readings: Sequence[Reading]) -> Table:
     rows = []
     for reading in readings:
         for bn in (False, True):
-            alike = reading.likeness(normalised=bn)
             label = (reading.labels, "with" if bn else "without")
-            rows.append(Row(label, (Cell(alike.gap), Cell(alike.correlation))))
+            rows.append(Row(label, tuple(map(Cell, likeness(*reading.curves(normalised=bn))))))
     return Table(
         f"{request.name}-curves",
         "Toy example: how alike the error curves of both clients are over w in [0.001, 12]",
@@ -437,7 +425,7 @@ def _remark(reading: Reading) -> str:
     client = reading.clients[0]
     models = reading.models(0).values()
     own, _, both, local = (error(client.x, client.y, *model) for model in models)
-    without, with_bn = (reading.likeness(normalised=bn).correlation for bn in (False, True))
+    without, with_bn = (likeness(*reading.curves(normalised=bn))[1] for bn in (False, True))
     holds = local < both and with_bn > without
     return (
         f"{reading.labels} ({READINGS[reading.labels]}): the paper's claim "

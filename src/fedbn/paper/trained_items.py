@@ -153,9 +153,8 @@ def _curves(request: Request, study: Study) -> Iterator[Path]:
         panel = panels.setdefault(f"B = {parts.get('batch_size', '?')}", [])
         panel += study.curves(key, MEAN, f"E = {parts.get('local_epochs', '?')}")
     stem = request.folder / f"{request.name}-curves"
-    yield from draw_curves_over_epochs(
-        panels, stem, "FedBN, test accuracy (%)", request.label, sharey=True
-    )
+    ylabel = "FedBN, test accuracy (%)"
+    yield from draw_curves_over_epochs(panels, stem, ylabel, request.label, sharey=True)
 
 
 def _against(request: Request, study: Study) -> Iterator[Path]:

@@ -106,14 +106,10 @@ class History:
             if r["value"] is not None:
                 found[Measure(r["split"], r["metric"])][r["round"]][_column(r)] = r["value"]
         columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
-        numbers = {
-            measure: _averaged(
-                by_round,
-                _expected(measure, columns),
-                metric.scale if measure.metric == metric.name else 1,
-            )
-            for measure, by_round in found.items()
-        }
+        numbers = {}
+        for measure, by_round in found.items():
+            scale = metric.scale if measure.metric == metric.name else 1
+            numbers[measure] = _averaged(by_round, _expected(measure, columns), scale)
         return cls(columns, numbers, validation(records, metric), metric)
 
     def by_domain(self, domains: Mapping[str, str]) -> History:
@@ -419,10 +415,10 @@ def gains(new: Scores, old: Scores, *, metric: Metric = ACCURACY) -> dict[str, G
     """What one method gains over another in each column, for the seeds that both have."""
     found = {}
     for name in (name for name in new if name in old):
-        both = [seed for seed in new[name] if seed in old[name]]
-        by_seed = {seed: metric.gain(new[name][seed], old[name][seed]) for seed in both}
-        found[name] = Gain(name, by_seed)
-    return {name: gain for name, gain in found.items() if gain.by_seed}
+        if both := [seed for seed in new[name] if seed in old[name]]:
+            by_seed = {seed: metric.gain(new[name][seed], old[name][seed]) for seed in both}
+            found[name] = Gain(name, by_seed)
+    return found
 
 
 def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel | None:
@@ -432,9 +428,8 @@ def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel |
         return None
     scores = table.scores(report)
     known = gains(scores[new.key], scores[old.key], metric=table.metric)
-    mean = known.get(MEAN)
     found = tuple(known[name] for name in summary.columns if name in known and name != MEAN)
-    return Duel(new.key.label, old.key.label, found, mean) if found else None
+    return Duel(new.key.label, old.key.label, found, known.get(MEAN)) if found else None
 
 
 def _nearest(summary: Summary, name: str) -> Row | None:

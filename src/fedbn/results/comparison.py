@@ -281,27 +281,22 @@ def _keys(side: Side, name: str | None) -> list[Key]:
 
 
 def _pair(match: _Match, family: tuple[int, int]) -> Pair:
-    lines = []
+    scores, lines = match.a.scores[match.key_a], []
+    splits = any(one.split for own in scores.values() for one in own)
     for column in match.columns:
         # Of a split that has several seeds, their mean: they saw the same test samples.
         both = [
             (statistics.fmean(x for x, _ in values), statistics.fmean(y for _, y in values))
             for values in match.gaps(column).values()
         ]
-        overlap = match.a.overlap(column) if _splits(match) else 0.0
+        overlap = match.a.overlap(column) if splits else 0.0
         test = paired([y - x for x, y in both], family[column == MEAN], overlap)
         a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
         turned = {} if match.a.metric.higher else {"better": "worse", "worse": "better"}
-        verdict = turned.get(test.verdict, test.verdict)
-        lines.append(Line(column, a, b, test, verdict))
+        lines.append(Line(column, a, b, test, turned.get(test.verdict, test.verdict)))
     repetitions = tuple(dict.fromkeys(r for c in match.columns for r in match.gaps(c)))
-    axis = "split" if _splits(match) else "seed"
+    axis = "split" if splits else "seed"
     return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
-
-
-def _splits(match: _Match) -> bool:
-    values = match.a.scores[match.key_a].values()
-    return any(one.split for own in values for one in own)
 
 
 def _remarks(a: Side, b: Side) -> Iterator[str]:
@@ -370,8 +365,7 @@ def markdown(found: Comparison) -> str:
             words = table(("key", "A", "B"), (change.words for change in some))
             parts.append(f"## {title}\n\n{words}")
     rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
-    titles = score_titles(found.metric)
-    parts.append(f"## Test {found.metric.words}\n\n{table(titles, rows)}")
+    parts.append(f"## Test {found.metric.words}\n\n{table(score_titles(found.metric), rows)}")
     parts.append(harmless(explanation(found)))
     parts += [f"- {harmless(text)}" for text in found.remarks]
     return "\n\n".join(parts) + "\n"
@@ -384,8 +378,8 @@ def explanation(found: Comparison) -> str:
     parts = [f"n = {counted(len(names), axis)} ({', '.join(names)}); paired t-tests"]
     if axis == "split":
         parts[0] += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
-    held = f"{counted(clients, 'line')} of clients, and for {counted(means, 'mean')}"
-    parts.append(f"intervals and p hold for all {held}, at once (Bonferroni)")
+    held = f"all {counted(clients, 'line')} of clients at once, and apart from these for"
+    parts.append(f"intervals and p hold for {held} {counted(means, 'mean')} (Bonferroni)")
     parts.append("better and worse: the interval leaves 0 out")
     parts.append("detectable: the difference that so many show in four of five cases")
     if count > 1:

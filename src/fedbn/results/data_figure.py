@@ -134,9 +134,8 @@ def _draw_matrices(figure: SubFigure, survey: Mapping[str, Any]) -> None:
     letter = "cd" if survey["examples"] else "bc"
     names = survey["clients"]
     train, test = (np.asarray(survey[part])[:, :classes] for part in ("train", "test"))
-    texts = [
-        [f"{a}+{b}" for a, b in zip(*rows, strict=True)] for rows in zip(train, test, strict=True)
-    ]
+    both = zip(train, test, strict=True)
+    texts = [[f"{a}+{b}" for a, b in zip(*rows, strict=True)] for rows in both]
     _draw_matrix(counts, train, texts, inches[0])
     _name(counts, names, survey["classes"][:classes])
     some = "" if classes == len(survey["classes"]) else f" (first {classes} classes)"

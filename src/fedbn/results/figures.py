@@ -74,8 +74,7 @@ def panels(count: int, xlabel: str, ylabel: str, sharey: bool = False) -> tuple[
     """Make a sheet of panels: one fills a column, several a page; the outer ones have labels."""
     columns = 2 if count in (2, 4) else min(3, count)
     lines = math.ceil(count / columns)
-    width = COLUMN if count == 1 else PAGE
-    figure = Figure(figsize=(width, 1.75 * lines + 0.75))
+    figure = Figure(figsize=(COLUMN if count == 1 else PAGE, 1.75 * lines + 0.75))
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=sharey)
     axes = list(grid.flat)
     for axis in axes[count:]:

@@ -36,7 +36,7 @@ class Paired:
     high: float | None = None  # where it ends
     # how likely so large a difference is by chance, times the size of the family
     p: float | None = None
-    # the same by Wilcoxon's signed ranks, which assume no normality; from six pairs on
+    # by Wilcoxon's signed ranks, which assume no normality, asked alone; from six pairs on
     ranks: float | None = None
     # the difference that so many pairs of this spread show in four of five cases
     detectable: float | None = None
@@ -67,7 +67,7 @@ def paired(gaps: Sequence[float], family: int = 1, overlap: float = 0.0) -> Pair
     """
     count, mean = len(gaps), statistics.fmean(gaps)
     if all(abs(gap) < _EQUAL for gap in gaps):
-        return Paired(count, 0.0, 0.0, 0.0, 0.0, 1.0, same=True)
+        return Paired(count, 0.0, 0.0, p=1.0, same=True)
     if count == 1:
         return Paired(count, mean)
     std = statistics.stdev(gaps)
@@ -75,15 +75,15 @@ def paired(gaps: Sequence[float], family: int = 1, overlap: float = 0.0) -> Pair
         # Scores come in steps of one test sample, so equal gaps are luck and not precision: a sign
         # test asks for no spread.
         return Paired(count, mean, 0.0, p=min(1.0, 2.0 * 0.5**count * family))
-    from scipy import stats
+    from scipy import optimize, stats
 
     error = std * math.sqrt(1 / count + overlap)
     curve = stats.t(count - 1)
     reach = float(curve.isf(LEVEL / 2 / family))
     p = min(1.0, 2 * float(curve.sf(abs(mean) / error)) * family)
-    detectable = (reach + float(curve.ppf(POWER))) * error
+    shown = optimize.brentq(lambda by: stats.nct.sf(reach, count - 1, by) - POWER, 0, 3 * reach)
     low, high = mean - reach * error, mean + reach * error
-    return Paired(count, mean, std, low, high, p, _ranks(gaps), detectable)
+    return Paired(count, mean, std, low, high, p, _ranks(gaps), float(shown) * error)
 
 
 def half_width(count: int, family: int = 1, overlap: float = 0.0) -> float:

@@ -59,18 +59,15 @@ class Grid:
 def grid_of(summary: Summary, named: bool = False) -> Grid:
     """Lay a summary out: a row a method, a column a client; `named` as in a paper, FedBN."""
     best = summary.best
-    return Grid(
-        f"test {summary.metric.title}",
-        summary.columns,
-        tuple(display_name(row.key.label) if named else row.key.label for row in summary.rows),
-        tuple(
-            tuple(
-                Shown(str(c), c.mean == best[name]) if (c := row.cells.get(name)) else Shown("–")
-                for name in summary.columns
-            )
-            for row in summary.rows
-        ),
-    )
+
+    def cell(row: Row, name: str) -> Shown:
+        found = row.cells.get(name)
+        return Shown(str(found), found.mean == best[name]) if found else Shown("–")
+
+    labels = [row.key.label for row in summary.rows]
+    names = tuple(map(display_name, labels) if named else labels)
+    cells = tuple(tuple(cell(row, name) for name in summary.columns) for row in summary.rows)
+    return Grid(f"test {summary.metric.title}", summary.columns, names, cells)
 
 
 def condensed(summary: Summary) -> Summary:
@@ -135,13 +132,10 @@ def written(grid: Grid, form: str) -> str:
     """Write a table for another program: as `latex`, `csv` or `markdown`."""
     if form == "latex":
         return _latex(grid)
-    lines = [[grid.title, *grid.columns]]
-    lines += [
-        [name, *(c.text for c in row)] for name, row in zip(grid.rows, grid.cells, strict=True)
-    ]
-    if form == "markdown":
-        return table(lines[0], lines[1:]) + "\n"
-    return csv_text(lines)
+    header = [grid.title, *grid.columns]
+    named = zip(grid.rows, grid.cells, strict=True)
+    rows = [[name, *(c.text for c in row)] for name, row in named]
+    return table(header, rows) + "\n" if form == "markdown" else csv_text([header, *rows])
 
 
 def _latex(grid: Grid) -> str:

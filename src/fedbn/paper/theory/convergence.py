@@ -190,15 +190,12 @@ def dependence(x: Tensor, *, tolerance: float = 1e-9) -> Dependence:
     zeros = tuple(torch.nonzero(length == 0).flatten().tolist())
     unit = x / length.clamp_min(torch.finfo(x.dtype).tiny)[:, None]
     usable = (length[:, None] > 0) & (length[None, :] > 0)
-    same = _pairs((_distances(unit, unit) < tolerance) & usable)
-    opposite = _pairs((_distances(unit, -unit) < tolerance) & usable)
+    exact = "donot_use_mm_for_euclid_dist"
+    apart = [torch.cdist(unit, ends, compute_mode=exact) for ends in (unit, -unit)]
+    same, opposite = (_pairs((far < tolerance) & usable) for far in apart)
     lines = unit[[p for p, _ in opposite]]
     straight = bool(opposite) and int(torch.linalg.matrix_rank(lines)) < len(opposite)
     return Dependence(zeros, same, opposite, bool(zeros or same) or straight)
-
-
-def _distances(left: Tensor, right: Tensor) -> Tensor:
-    return torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _pairs(close: Tensor) -> tuple[tuple[int, int], ...]:

@@ -66,13 +66,10 @@ def pool(
     center: bool = True,
     moments: Sequence[Array] | None = None,
 ) -> Samples:
-    """Put the clients' samples into one table.
+    """Put the clients' samples into one table: of each a matrix, a row a sample, and a vector.
 
-    Args:
-        inputs: One matrix a client, a row a sample.
-        targets: One vector a client.
-        center: Take each client's mean off its inputs, as Assumption 4.1 wants (`E x = 0`).
-        moments: `S_i`; where left out, the second moment of the client's own samples.
+    `center` takes each client's mean off its inputs, as Assumption 4.1 wants (`E x = 0`); `moments`
+    are `S_i`, where left out the second moment of the client's own samples.
 
     Examples:
         >>> two = pool([[[1.0], [3.0]], [[5.0], [9.0]]], [[0.0, 1.0], [0.0, 1.0]])
@@ -87,9 +84,7 @@ def pool(
     if center:
         tables = [x - x.mean(dim=0) for x in tables]
     given = [x.T @ x / len(x) for x in tables] if moments is None else list(moments)
-    owners = torch.repeat_interleave(
-        torch.arange(len(tables)), torch.tensor([x.shape[0] for x in tables])
-    )
+    owners = torch.repeat_interleave(torch.tensor([len(x) for x in tables]))
     stacked = torch.stack([as_double(s, f"moment of client {i}") for i, s in enumerate(given)])
     _check_moments(stacked, len(tables), tables[0].shape[1])
     return Samples(torch.cat(tables), torch.cat(labels), owners, stacked)
@@ -188,7 +183,7 @@ def initial_network(dim: int, *, width: int, alpha: float, seed: int = 0) -> Net
     if min(dim, width) < 1:
         raise ConfigError(f"dim={dim}, width={width}: both must be at least 1")
     draw = generator(seed, "theory: network")
-    unit = torch.randn(width, dim, generator=draw, dtype=torch.float64)
+    unit = _normal(draw, width, dim)
     sign = torch.randint(0, 2, (width,), generator=draw).to(torch.float64) * 2 - 1
     return Network(alpha * unit, unit.norm(dim=1, keepdim=True), sign)
 

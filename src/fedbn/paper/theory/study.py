@@ -10,18 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from fedbn.errors import ConfigError
-from fedbn.paper.theory import convergence
-from fedbn.paper.theory.kernels import (
-    Evolution,
-    block_diagonal,
-    evolution,
-    gram_fedavg,
-    least_eigenvalue,
-    monte_carlo_gram,
-    spectrum,
-    start_gram,
-    tangent_kernel,
-)
+from fedbn.paper.theory import convergence, kernels
+from fedbn.paper.theory.kernels import least_eigenvalue, spectrum
 from fedbn.paper.theory.network import (
     Network,
     Samples,
@@ -176,14 +166,14 @@ def study(
     data = random_clients(seed=seed) if samples is None else samples
     shared = initial_network(data.x.shape[1], width=width, alpha=alpha, seed=seed)
     local = personalise(shared, data.clients)
-    first, first_star = evolution(shared, data, alpha), evolution(local, data, alpha)
+    first, first_star = (kernels.evolution(net, data, alpha) for net in (shared, local))
     followed = (first.total, first_star.total, first_star.of_rounds(data.clients))
     eta = step / max(float(spectrum(kernel)[-1]) for kernel in followed)
     setting = Setting(
         data.clients, data.x.shape[0], data.x.shape[1], width, alpha, eta, step, steps, delta, seed
     )
-    grams = gram_fedavg(data.x, alpha), start_gram(data)
-    stars = tuple(block_diagonal(gram, data.client) for gram in grams)
+    grams = kernels.gram_fedavg(data.x, alpha), kernels.start_gram(data)
+    stars = tuple(kernels.block_diagonal(gram, data.client) for gram in grams)
     fedavg = _branch(shared, data, setting, *grams)
     return Study(
         setting=setting,
@@ -204,9 +194,9 @@ def _branch(
         network, data, eta=eta, steps=steps, step=convergence.federated_round
     ).errors
     boost = data.clients if network.is_local else 1
-    now = [evolution(net, data, alpha) for net in joint.kept.values()]
-    autograd = [tangent_kernel(net, data, alpha) for net in joint.kept.values()]
-    kernels = Kernels(
+    now = [kernels.evolution(net, data, alpha) for net in joint.kept.values()]
+    autograd = [kernels.tangent_kernel(net, data, alpha) for net in joint.kept.values()]
+    seen = Kernels(
         times=tuple(joint.kept),
         total=tuple(least_eigenvalue(k.total) for k in now),
         magnitude=tuple(least_eigenvalue(k.g) for k in now),
@@ -226,13 +216,13 @@ def _branch(
         return OwnStep(eta, float(values[-1] / values[0]), errors)
 
     return Branch(
-        printed=_bound(setting, printed, joint.errors, rounds, min(kernels.total)),
-        start=_bound(setting, start, joint.errors, rounds, min(kernels.total)),
+        printed=_bound(setting, printed, joint.errors, rounds, min(seen.total)),
+        start=_bound(setting, start, joint.errors, rounds, min(seen.total)),
         measured=joint.errors,
         rounds=rounds,
         own=own(now[0].total, convergence.joint_step),
         own_rounds=own(now[0].of_rounds(boost), convergence.federated_round),
-        kernels=kernels,
+        kernels=seen,
     )
 
 
@@ -260,11 +250,12 @@ def _checks(
     setting: Setting,
     grams: tuple[Tensor, Tensor],
     fedavg: Branch,
-    zero: Evolution,
+    zero: kernels.Evolution,
     draws: int,
 ) -> Checks:
     printed, start = (convergence.compare(gram, data.client) for gram in grams)
-    sampled = monte_carlo_gram(data.x, setting.alpha, draws=draws, seed=setting.seed)
+    sampled = kernels.monte_carlo_gram(data.x, setting.alpha, draws=draws, seed=setting.seed)
+    sigmas = (sampled.mean - grams[0]).abs() / sampled.error
     pairs = zip(fedavg.rounds, fedavg.measured, strict=True)
     return Checks(
         assumption=convergence.dependence(data.x).assumption_holds,
@@ -272,9 +263,7 @@ def _checks(
         start_definite=start.definite,
         corollary=printed.holds,
         start_corollary=start.holds,
-        monte_carlo_sigmas=float(
-            ((sampled.mean - grams[0]).abs() / sampled.error).nan_to_num().max()
-        ),
+        monte_carlo_sigmas=float(sigmas.nan_to_num().max()),
         start_distance=float((zero.g - grams[1]).norm() / grams[1].norm()),
         ratio=printed.mu / start.mu,
         alpha_squared_dim=setting.alpha**2 * setting.dim,
