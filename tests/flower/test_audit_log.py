@@ -112,6 +112,44 @@ def test_an_end_that_was_cut_off_is_found_by_the_other_sides_log(logs) -> None:
     assert "1 hash(es) that" in verified(home, "--against", other)
 
 
+@pytest.mark.shows("H23")
+def test_logs_of_which_nothing_was_compared_are_not_called_fine(
+    logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed, homes, _ = logs
+    home, other = homes["photo"], str(fed / "log.jsonl")
+    assert "ok" in verified(fed, "--against", str(home / "log.jsonl"))
+    for wrong in (str(fed), f"{other}x"):
+        assert f"--against {wrong}: no log here" in verified(home, "--against", wrong)
+    mine = str(home / "log.jsonl")
+    assert "it names no line of photo, nothing was compared" in verified(home, "--against", mine)
+    file = home / "log.jsonl"
+    file.write_bytes(b"\n".join(file.read_bytes().splitlines()[:2]) + b"\n")
+    monkeypatch.chdir(home)
+    assert "1 hash(es) that" in verified(Path(), "--against", other)
+    moved = home.rename(tmp_path / "moved")
+    assert "it names no line of moved, nothing was" in verified(moved, "--against", other)
+    (moved / "fedbn-site-photo.service").touch()  # as `join` leaves it
+    assert "1 hash(es) that" in verified(moved, "--against", other)
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+def test_a_line_that_was_torn_spoils_no_later_one(tmp_path: Path, whole: int) -> None:
+    home = site_home(tmp_path, "nyu")
+    log = log_of(home)
+    for number in range(whole):
+        log.write("answered", text="x" * 50_000 * number)
+    file = home / "log.jsonl"
+    before = file.read_bytes() if whole else b""
+    file.write_bytes(before + b'{"event":"half' + b"." * 70_000)  # the disk was full
+    assert log_of(home).newest == log.newest
+    log.write("answered")
+    log.write("answered")
+    assert file.read_bytes().startswith(before)
+    assert [e.get("torn_bytes") for e in events(home)] == [*[None] * whole, 70_014, None]
+    assert "ok" in verified(home)
+
+
 def test_the_first_messages_carry_the_newest_hashes_too(logs) -> None:
     fed, homes, grid = logs
     mine, theirs = events(homes["photo"]), events(fed)

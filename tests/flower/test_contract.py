@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import get_args
@@ -12,6 +13,7 @@ import torch
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import Bench, FakeGrid
+from flwr.app import ArrayRecord, Message, RecordDict
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
@@ -21,11 +23,13 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, run_plan
-from fedbn.flower import server_app, site_app
+from fedbn.flower import messages, server_app, site_app
+from fedbn.flower.audit_log import AuditLog, read as read_log
+from fedbn.flower.credentials import make_key
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import Order, report_order
-from fedbn.flower.policy import Policy
-from fedbn.flower.site import Site
+from fedbn.flower.policy import Approvals, Policy
+from fedbn.flower.site import Site, reply
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import metrics
 from fedbn.trained.opening import open_run
@@ -93,6 +97,100 @@ def test_the_server_hears_of_no_value_and_no_path_of_a_site(bench: Bench, tmp_pa
     assert "does not fit" in said
     assert "Miller" not in said
     assert str(tmp_path) not in said
+
+
+FITS = [{"name": "age", "range": [0.0, 120.0]}, {"name": "pain", "values": ["mid", "high"]}]
+OTHERS = {
+    "a range of one value": [{"name": "age", "range": [57.0, 57.0]}],
+    "a category less": [{"name": "age"}, {"name": "pain", "values": ["mid"]}],
+    "a column that is not there": [{"name": "age"}, {"name": "zip"}],
+    "words for numbers": [{"name": "pain"}],
+}
+
+
+def asked(columns: list[dict], kind: str = "hello", **changes: object) -> Order:
+    raw = {**RAW, "data": {"contract": {"classes": ["0", "1"], "columns": columns}}, **changes}
+    (order,) = server_app.orders(checked(raw), "fed")
+    return order.model_copy(update={"kind": kind})
+
+
+def told(site: Site, order: Order) -> tuple[str, dict]:
+    """What a server hears: the kind of an answer, and what is in it but the log's hash."""
+    arrays = {messages.SHARED: ArrayRecord()} if order.kind == "train" else {}
+    question = Message(messages.put(order, **arrays), 1, "query")
+    question.metadata.__dict__["_message_id"] = "question"
+    ((kind, record),) = reply(site, question, RecordDict()).content.config_records.items()
+    return kind, {k: v for k, v in json.loads(str(record["json"])).items() if k != "log"}
+
+
+def nyu(tmp_path: Path, **options: object) -> Site:
+    file = write(tmp_path / "at" / "nyu" / "export.csv", 0, ("mid", "high"))
+    data, home = site_app.data_section(str(file), ["data.label=out"]), tmp_path / "home"
+    given = {"home": home, "log": AuditLog(home / "log.jsonl", make_key()), **options}
+    return Site(SiteOptions("nyu", data, home / "runs", "fed", **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.shows("H10")
+@pytest.mark.parametrize("kind", ["hello", "train"])
+def test_no_contract_of_the_servers_choice_asks_for_data_before_a_person_approves(
+    tmp_path: Path, kind: str
+) -> None:
+    site = nyu(tmp_path, policy=Policy())
+    waits = told(site, asked(FITS))
+    assert waits[0] == "sorry"
+    assert waits[1]["waiting"] is True
+    assert waits[1]["reason"].startswith("waits for approval by a person at the site, or is ref")
+    for columns in OTHERS.values():
+        assert told(site, asked(columns, kind)) == waits
+    forbidden = {"training": {"rounds": 2, "batch_size": 2}}  # said where the data fits: an answer
+    assert told(site, asked(FITS, kind, **forbidden)) == waits
+    broken = {"model": {"name": "mlp", "args": {"hidden": [-1]}}}
+    assert told(site, asked(FITS, kind, **broken)) == waits
+    said = " ".join(one.get("reason", "") for one in read_log(tmp_path / "home" / "log.jsonl"))
+    full = ("% of its values lie outside", "'high' is not a category", "no column 'zip'")
+    for text in full if kind == "train" else (*full, "min_batch = 8"):
+        assert text in said
+
+
+def test_of_a_contract_that_was_approved_the_server_hears_what_does_not_fit(tmp_path: Path) -> None:
+    site = nyu(tmp_path, policy=Policy())
+    told(site, asked(FITS))
+    (one,) = Approvals(tmp_path / "home").all()
+    Approvals(tmp_path / "home").decide(one.hash, True)
+    assert told(site, asked(FITS))[0] == "hello"
+    changed = nyu(tmp_path, policy=Policy())
+    file = tmp_path / "at" / "nyu" / "export.csv"
+    file.write_text(file.read_text().replace("high", "severe"))
+    kind, said = told(changed, asked(FITS))
+    assert (kind, said["waiting"]) == ("sorry", False)
+    assert "column 'pain' has a value that is no category" in said["reason"]
+    assert told(changed, asked(OTHERS["a column that is not there"]))[1]["waiting"] is True
+
+
+@pytest.mark.parametrize("sends", [["names"], []])
+@pytest.mark.parametrize("what", OTHERS)
+def test_without_approval_no_number_is_told_and_no_name_that_is_kept(
+    tmp_path: Path, what: str, sends: list
+) -> None:
+    site = nyu(tmp_path, policy=Policy(approval=False, sends=sends))
+    kind, said = told(site, asked(OTHERS[what]))
+    assert (kind, said["waiting"]) == ("sorry", False)
+    assert "its data does not fit" in said["reason"]
+    assert not [sign for sign in said["reason"] if sign.isdigit()]
+    named = [name for name in ("age", "pain", "zip") if f"column {name!r}" in said["reason"]]
+    assert len(named) == len(sends)
+
+
+def test_an_error_that_nobody_foresaw_tells_its_kind_alone(tmp_path: Path, monkeypatch) -> None:
+    site = nyu(tmp_path, policy=Policy(approval=False))
+
+    def fails(order: Order) -> None:
+        raise OSError(13, "Permission denied", str(tmp_path / "Mr Miller.csv"))
+
+    monkeypatch.setattr(site, "_plan", fails)
+    assert told(site, asked(FITS))[1]["reason"] == (
+        "not foreseen: PermissionError; `fedbn federation log` at the site says more"
+    )
 
 
 def test_the_levels_of_a_site_stay_there(bench: Bench, tmp_path: Path) -> None:

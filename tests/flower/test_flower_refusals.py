@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load, save
 
 from fedbn import registry
+from fedbn.core.engine import RoundCost
 from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.jobs import Event
 from fedbn.flower import messages
+from fedbn.flower.audit_log import AuditLog, read
+from fedbn.flower.credentials import make_key
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import KEY
 
@@ -114,6 +118,8 @@ HOSTILE = {
         "not a legal answer: scores",
     ),
     "a key nobody knows": (said(surprise=1), "surprise"),
+    "a key that is no text": (said(**{"\ud800": 1}), r"'\ud800': input should be a valid string"),
+    "a key of two lines": (said(**{"a\nb": 1}), r"not a legal answer: a\nb = '1'"),
     "a document over the limit": (
         said(schema_hash="0" * 5_000_000),
         "not a document of at most 4,000,000 characters",
@@ -154,6 +160,32 @@ def test_a_straggler_is_left_out_and_named(bench: Bench) -> None:
     assert "round 1: photo is left out: no answer within 0.3 s; a later one is discarded" in (
         bench.notes()
     )
+
+
+@pytest.mark.shows("F21")
+def test_a_site_that_is_at_work_when_it_is_asked_joins_later(bench: Bench) -> None:
+    """A site does one message at a time: who trains for an earlier run says nothing meanwhile."""
+    bench.limits = type(bench.limits)(wait=0.2, round=5, grace=0, poll=0.01, look=10, again=0.01)
+    asked: list[str] = []
+
+    def busy(site: str, answer: Message) -> Message | None:
+        first = site == "photo" and "hello" in answer.content and not asked
+        asked.extend([site] * first)
+        return None if first else answer
+
+    def pause(cost: RoundCost) -> None:
+        time.sleep(0.5)
+
+    keys = {name.encode(): name for name in SITES}
+    bench.run(bench.grid(busy), expected=Expected(SITES, keys, 1), costs=pause)
+    assert "photo is silent: no answer within 0.2 s" in bench.notes()
+    assert "photo joins; it starts from the shared part" in bench.notes()
+
+
+def test_who_never_answers_is_named_with_the_reason(bench: Bench) -> None:
+    bench.limits = type(bench.limits)(wait=0.2, round=5, grace=0, poll=0.01, look=10, again=0.01)
+    with pytest.raises(TooFewClients, match=r"1 of 2 sites .* missing: photo: no answer within"):
+        bench.run(bench.grid(lambda site, answer: None if site == "photo" else answer))
 
 
 def test_a_node_that_restarts_is_asked_again_and_the_result_is_the_same(bench: Bench) -> None:
@@ -227,6 +259,11 @@ def test_a_rule_waits_for_as_many_sites_as_it_needs(bench: Bench) -> None:
         ({"classes": SWAPPED}, "another class list: .* there, .* at plain .class 0 is '1' there"),
         ({"schema_hash": "f" * 64}, "another model: ffffffffffffffff there, [0-9a-f]{16} at plain"),
         ({"input_shape": [1, 28, 28]}, "samples of shape"),
+        ({"input_shape": [10**30]}, "not a legal hello: input_shape = .* samples of at most"),
+        ({"input_shape": [3, 10**6, 10**6]}, "not a legal hello: input_shape = .* at most"),
+        ({"input_shape": [-1]}, "not a legal hello: input_shape.0 = '-1'"),
+        ({"input_shape": [1] * 9}, "not a legal hello: input_shape"),
+        ({"target": ["int64", [10**6, 10**6]]}, "not a legal hello: target.1 = .* at most"),
         (
             {"member": {"name": "plain", "domain": "x", "examples": 9}},
             "says it is 'plain', but its",
@@ -239,6 +276,18 @@ def test_a_site_that_does_not_fit_is_refused_before_round_1(bench, change, reaso
     with pytest.raises(TooFewClients, match=reason):
         bench.run(bench.grid(mismatched(change)))
     assert not [event for event in bench.events if event.kind == "round"]
+
+
+def test_no_key_that_a_site_makes_up_breaks_the_servers_log(tmp_path: Path) -> None:
+    data = json.dumps({"\ud800": 1}).encode()
+    header = len(data).to_bytes(8, "little") + data
+    state = ArrayRecord({KEY: Array("uint8", (len(header),), "safetensors", header)})
+    content = RecordDict({"answer": ConfigRecord({"json": data.decode()}), "shared": state})
+    log = AuditLog(tmp_path / "log.jsonl", make_key())
+    log.write("came", came=messages.what_is_in(content))
+    (line,) = read(tmp_path / "log.jsonl")
+    assert line["came"]["fields"] == {"answer": [r"\ud800"]}
+    assert line["came"]["arrays"]["shared"]["entries"] == [r"\ud800"]
 
 
 def test_whose_node_is_seen_first_does_not_decide_who_is_refused(bench: Bench) -> None:

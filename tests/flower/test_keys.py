@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from fedbn.cli import federation_keys
 from fedbn.cli.main import app
 from fedbn.errors import ConfigError
-from fedbn.flower import audit_log, credentials, preflight, server_app
+from fedbn.flower import audit_log, credentials, internals_server, preflight, server_app, site_app
 from fedbn.flower.credentials import read_bundle, read_request
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
@@ -148,6 +149,51 @@ def test_the_certificate_is_renewed_and_the_host_changes(fed: FederationFolder) 
     assert all(fine for fine, _ in preflight.check_folder(fed))
 
 
+def test_the_authoritys_key_may_be_kept_elsewhere(fed: FederationFolder) -> None:
+    admitted(fed)
+    away = fed.ca_key.rename("offline.key")
+    admitted(fed, "usm")
+    fedbn("revoke", str(fed.path), "nyu")
+    assert "ca.key" not in fedbn("check", str(fed.path))
+    assert "ok " in fedbn("log", str(fed.path), "--verify")
+    before = fed.certificate.read_bytes()
+    said = fedbn("rotate", str(fed.path), fine=False)
+    assert "ca.key: not here; a new certificate needs it" in said
+    assert fed.certificate.read_bytes() == before
+    away.rename(fed.ca_key)
+    running = server_app.own_log(fed)
+    fedbn("rotate", str(fed.path))
+    running.write("run")  # by the key that was the server's when the run began
+    fedbn("rotate", str(fed.path))
+    assert "ok " in fedbn("log", str(fed.path), "--verify")
+
+
+def test_lines_that_the_authority_signed_itself_stay_good(fed: FederationFolder) -> None:
+    key = credentials.read_authority(fed.ca_key, fed.ca).key
+    audit_log.AuditLog(fed.log, key).write("run", run="earlier")
+    admitted(fed)
+    assert "ok " in fedbn("log", str(fed.path), "--verify")
+
+
+def test_what_cannot_be_logged_is_not_done(fed: FederationFolder) -> None:
+    admitted(fed)
+    fedbn("request", "usm")
+    found = credentials.fingerprint(read_request(Path("usm.request")).key)
+    fed.key.unlink()
+    fedbn("admit", str(fed.path), "usm.request", "--fingerprint", found, fine=False)
+    fedbn("revoke", str(fed.path), "nyu", fine=False)
+    assert (fed.read().sites, len(fed.keys())) == (("nyu",), 1)
+
+
+@pytest.mark.shows("H24")
+def test_a_certificate_of_another_authority_signs_no_log(fed: FederationFolder) -> None:
+    thief = credentials.make_authority("test", 10)
+    fed.certify(thief, ["server.example"], 10)
+    server_app.own_log(fed).write("admitted", site="nyu")
+    said = fedbn("log", str(fed.path), "--verify", fine=False)
+    assert "line 1: changed, or not signed by the log's owner" in said
+
+
 @pytest.mark.shows("H20")
 def test_a_certificate_that_ends_within_thirty_days_is_said(fed: FederationFolder) -> None:
     authority = credentials.read_authority(fed.ca_key, fed.ca)
@@ -179,6 +225,50 @@ def test_a_site_joins_only_under_the_authority_that_was_confirmed(fed, tmp_path:
         federation_keys.known_authority(bundle, tmp_path / "empty", right)
 
 
+@pytest.mark.shows("H17")
+def test_a_bundles_key_never_takes_the_place_of_the_sites_own(fed, tmp_path: Path) -> None:
+    admitted(fed)
+    bundle, home = read_bundle(fed.bundle("nyu")), Path("nyu")
+    federation_keys.known_authority(bundle, home, credentials.authority_fingerprint(bundle.ca))
+    own = (home / "site.key").read_bytes()
+    other = FederationFolder(tmp_path / "other")
+    other.create("other", ["nyu"], "other.example")
+    swapped = read_bundle(other.bundle("nyu"))
+    with pytest.raises(ConfigError, match=r"nyu/site\.key: the bundle holds another key"):
+        federation_keys.known_authority(swapped, home, None)
+    with pytest.raises(ConfigError, match="the authority of this bundle has"):
+        federation_keys.known_authority(replace(swapped, key=own), home, None)
+    assert (home / "site.key").read_bytes() == own
+
+
+def test_a_bundle_with_a_key_is_for_a_site_that_has_none(fed, tmp_path: Path) -> None:
+    fed.add_site("nyu")
+    bundle, home = read_bundle(fed.bundle("nyu")), tmp_path / "home"
+    assert federation_keys.known_authority(bundle, home, None) == bundle
+    with pytest.raises(ConfigError, match="the authority has"):
+        federation_keys.known_authority(bundle, home, "00")
+    home.mkdir()
+    (home / "site.key").write_bytes(bundle.key)  # as `join` leaves it
+    assert federation_keys.known_authority(bundle, home, None) == bundle
+    right = credentials.authority_fingerprint(bundle.ca)
+    assert federation_keys.known_authority(bundle, tmp_path / "new" / "home", right) == bundle
+
+
+@pytest.mark.shows("H18")
+def test_a_key_that_was_rotated_while_a_site_works_stays(fed, monkeypatch) -> None:
+    admitted(fed)
+    bundle, home = read_bundle(fed.bundle("nyu")), Path("nyu")
+    right = credentials.authority_fingerprint(bundle.ca)
+    joined = federation_keys.known_authority(bundle, home, right)
+    admitted(fed, "nyu", "--rotate")
+    rotated = (home / "site.key").read_bytes()
+    monkeypatch.setattr(site_app, "Child", lambda *words: None)
+    site_app._start_node(joined, home, b"s" * 32, 1)  # as `join` does when its node ended
+    assert rotated == (home / "site.key").read_bytes() != joined.key
+    site_app._start_node(joined, home / "new", b"s" * 32, 1)
+    assert (home / "new" / "site.key").read_bytes() == joined.key
+
+
 @pytest.mark.shows("H21")
 def test_a_second_run_while_one_is_on_is_refused_naming_the_first(fed: FederationFolder) -> None:
     first, other = (server_app.the_only_run(fed, name) for name in ("first", "other"))
@@ -187,3 +277,31 @@ def test_a_second_run_while_one_is_on_is_refused_naming_the_first(fed: Federatio
     with server_app.the_only_run(fed, "second"):
         assert (fed.path / "running").read_text() == "second"
     assert not (fed.path / "running").exists()
+
+
+@pytest.mark.shows("H21")
+def test_no_question_to_the_sites_stops_the_run_that_is_on(fed, monkeypatch) -> None:
+    fed.add_site("nyu")
+    stopped = []
+    monkeypatch.setattr(internals_server.Control, "stop_run", lambda _, run: stopped.append(run))
+    (fed.path / "last-run").write_text("7")
+    Path("mine.toml").write_text("""methods = ["fedbn"]""")
+    for words in (["propose"], ["check", "--experiment", "mine.toml"]):
+        with server_app.the_only_run(fed, "first"):
+            assert "run first is on" in fedbn(words[0], str(fed.path), *words[1:], fine=False)
+    assert not stopped
+
+
+def test_a_site_that_is_revoked_may_leave_fewer_than_min_sites(fed: FederationFolder) -> None:
+    for site in ("nyu", "usm"):
+        fed.add_site(site)
+    assert [server_app.expected_sites(fed, least).least for least in (None, 1, 2)] == [2, 1, 2]
+    Path("mine.toml").write_text("""methods = ["fedbn"]""")
+    for least in ("0", "3"):
+        said = fedbn("run", str(fed.path), "mine.toml", "--min-sites", least, fine=False)
+        assert f"--min-sites {least}: legal are 1 to 2" in said
+    fed.revoke("usm")
+    assert [server_app.expected_sites(fed, least).least for least in (None, 1, 2)] == [1, 1, 1]
+    fed.revoke("nyu")
+    with pytest.raises(ConfigError, match="no site is admitted"):
+        server_app.expected_sites(fed, 2)

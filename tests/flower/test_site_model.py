@@ -11,11 +11,12 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from flower_bench import RAW, Bench, FakeGrid, few, in_one_process
+from flower_bench import RAW, Bench, few, in_one_process
+from flwr.app import ConfigRecord, Message, RecordDict
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
-from fedbn.core.best_round import early_stop, validation
+from fedbn.core.best_round import best_round, early_stop, validation
 from fedbn.core.replica import Replica
 from fedbn.errors import Interrupted, TooFewClients
 from fedbn.flower import messages
@@ -27,6 +28,9 @@ BEST = {
     "training": {"rounds": 4, "local_steps": 2, "lr": 0.3},
     "evaluation": {"report": "best", "validation": 0.25},
 }
+
+JUDGED = ("valid", "accuracy")
+ANEW = "the run begins anew, and …/run has BatchNorm and a model of later rounds"
 
 
 def folder_of(bench: Bench, site: str, run: str = "run") -> Path:
@@ -87,8 +91,6 @@ def test_the_best_round_is_the_one_that_the_embedded_run_gives(bench: Bench, sto
     grid = bench.grid()
     bench.run(grid, BEST)
     ends = [messages.get(m.content, messages.Order) for _, m, a in grid.log if "noted" in a.content]
-    from fedbn.core.best_round import best_round
-
     plan, _, records = in_one_process(BEST)
     best = best_round(validation(map(vars, records)))
     assert [order.best for order in ends] == [best, best]
@@ -102,6 +104,31 @@ def test_the_best_round_is_the_one_that_the_embedded_run_gives(bench: Bench, sto
         assert torch.equal(outputs(trained.model(site), site), outputs(replica.model.eval(), site))
         kept = [n for n, _ in checkpoints.rounds(next(folder_of(bench, site).rglob("seed-0")))]
         assert {*kept} <= {best, 4}
+
+
+@pytest.mark.shows("F26")
+@pytest.mark.parametrize("domains", [False, True])
+def test_a_validation_score_counts_once_a_site(bench: Bench, domains: bool) -> None:
+    _, _, records = in_one_process(BEST)
+    best = best_round(validation(map(vars, records)))
+    other = 2 if best != 2 else 3
+
+    def repeat(site: str, answer: Message) -> Message:
+        record = answer.content.config_records.get("answer")
+        said = json.loads(str(record["json"])) if record else {}
+        if site == "photo" and said.get("scores"):
+            (score,) = (s for s in said["scores"] if (s["split"], s["metric"]) == JUDGED)
+            more = [{**score, "domain": f"d{n}"} if domains else score for n in range(900)]
+            said["scores"] += more if said["round"] == other + 1 else []  # asked a round later
+            answer.content["answer"] = ConfigRecord({"json": json.dumps(said)})
+        return answer
+
+    grid = bench.grid(repeat)
+    found = metrics.read(bench.run(grid, BEST).metrics)
+    ends = [messages.get(m.content, messages.Order) for _, m, a in grid.log if "noted" in a.content]
+    assert [order.best for order in ends] == [best, best]
+    judged = [r for r in found if (r["split"], r["metric"]) == JUDGED]
+    assert len(judged) == 2 * 4
 
 
 @pytest.mark.parametrize("stop", [None, 2])
@@ -149,15 +176,44 @@ def test_the_commands_use_a_sites_folder_without_the_server(bench: Bench, tmp_pa
 
 
 def test_a_message_done_twice_writes_its_numbers_once(bench: Bench) -> None:
-    grid = bench.grid()
+    def twice(name: str, answer: Message) -> Message:
+        if messages.SHARED in grid.log[-1][1].content:
+            bench.site(name).answer(grid.log[-1][1].content, RecordDict())
+        return answer
+
+    grid = bench.grid(twice)
     bench.run(grid)
-    before = metrics.read(next(folder_of(bench, "photo").rglob("seed-0/metrics.jsonl")))
-    again = FakeGrid([bench.site("photo")])
-    for site, message, _ in grid.log:
-        if site == "photo" and messages.SHARED in message.content:
-            again.sites["photo"].answer(message.content, again._state["photo"])
-    after = metrics.read(next(folder_of(bench, "photo").rglob("seed-0/metrics.jsonl")))
-    assert before == after
+    found = metrics.read(next(folder_of(bench, "photo").rglob("seed-0/metrics.jsonl")))
+    once = {json.dumps(record) for record in found}
+    assert len(found) == len(once) > 4
+
+
+@pytest.mark.shows("H26")
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_new_start_of_the_same_name_keeps_a_sites_batchnorm_and_model(
+    bench: Bench, alone: bool
+) -> None:
+    """Where the other site is enough the run goes on, and this one stays out of all of it."""
+    bench.run(bench.grid(), BEST)
+    place = folder_of(bench, "photo")
+    before = {file: file.read_bytes() for file in place.rglob("round-*/*")}
+    (bench.root / "runs" / "run").rename(bench.root / "runs" / "gone")
+    other = Bench(bench.root)
+    if alone:
+        folder_of(bench, "plain").rename(bench.root / "moved away")
+        other.run(other.grid(), BEST)
+        said = f"photo is left out: photo: {ANEW}"
+        assert all(f"round {number}: {said}" in other.notes() for number in range(1, 5))
+    else:
+        with pytest.raises(TooFewClients, match=ANEW):
+            other.run(other.grid(), BEST)
+    assert str(bench.root) not in other.notes()
+    assert {file: file.read_bytes() for file in place.rglob("round-*/*")} == before
+    place.rename(bench.root / "photo moved away")
+    if not alone:
+        folder_of(bench, "plain").rename(bench.root / "moved away")
+        (bench.root / "runs" / "run").rename(bench.root / "runs" / "refused")
+        other.run(other.grid(), BEST)
 
 
 @pytest.mark.shows("H26")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from cryptography import x509
 
 from fedbn.cli import console
 from fedbn.cli.console import emit, say
@@ -71,8 +73,7 @@ def admit(
 @app.command(epilog="Example: fedbn federation revoke FED nyu")
 def revoke(fed: Fed, site: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
     """Put a site out for good, also while a run is on: from the next message on."""
-    folder = FederationFolder(fed.resolve())
-    server_app.revoke(folder, site)
+    server_app.revoke(FederationFolder(fed.resolve()), site)
     emit(f"{site} is out; its key is not admitted any more")
 
 
@@ -106,19 +107,17 @@ def log(
     ] = None,
 ) -> None:
     """Show what was asked, sent and refused, one JSON line an event; or verify it."""
-    home = what if what.is_dir() else what.resolve().with_suffix("")
+    home = what.resolve() if what.is_dir() else what.resolve().with_suffix("")
     file = home / "log.jsonl"
     if not file.is_file():
         raise ConfigError(f"{file}: no log here")
     if not verify and against is None:
         emit(file.read_text(encoding="utf-8"), end="")
         return
+    heard = _heard(against, home) if against else set()
     wrong = audit_log.verify(file, _owner_keys(home))
-    if against is not None:
-        known = audit_log.mentioned(against)
-        heard = known.get(home.name, set()) | known.get("server", set())
-        lost = len(heard - audit_log.line_hashes(file))
-        wrong += [f"{lost} hash(es) that {against} heard of are not here: cut off"] if lost else []
+    lost = len(heard - audit_log.line_hashes(file))
+    wrong += [f"{lost} hash(es) that {against} heard of are not here: cut off"] if lost else []
     for text in wrong:
         emit(f"WRONG  {text}")
     if wrong:
@@ -126,17 +125,32 @@ def log(
     emit(f"ok     {file}: every line follows the one before it and is signed")
 
 
+def _heard(other: Path, home: Path) -> set[str]:
+    """The hashes of a log's lines that the other side's log has heard of."""
+    if not other.is_file():
+        raise ConfigError(f"--against {other}: no log here; give the other side's log.jsonl")
+    unit = next(home.glob("fedbn-site-*.service"), home)  # `join` wrote the site's name into it
+    own = unit.name.removeprefix("fedbn-site-").removesuffix(".service")
+    name = "server" if (home / "federation.toml").is_file() else own
+    if not (heard := audit_log.mentioned(other).get(name)):
+        raise ConfigError(f"--against {other}: it names no line of {name}, nothing was compared")
+    return heard
+
+
 def _owner_keys(home: Path) -> list[bytes]:
-    """The public keys that may have signed a log: the authority's, or a site's, earlier too."""
-    if (home / "federation.toml").is_file():
-        return [credentials.authority_key((home / "ca.crt").read_bytes())]
+    """The public keys that may have signed a log: the server's, or a site's, earlier too."""
+    folder, earlier = FederationFolder(home), home / "earlier.pub"
+    if folder.info_file.is_file():
+        files = [folder.ca, *filter(Path.is_file, [folder.certificate, folder.earlier])]
+        ca, *others = x509.load_pem_x509_certificates(b"".join(map(Path.read_bytes, files)))
+        return [
+            credentials.authority_key(credentials.certificate_bytes(one))
+            for one in (ca, *others)
+            if credentials.signed(ca.public_key(), one.signature, one.tbs_certificate_bytes)
+        ]
     own = credentials.public_bytes(credentials.read_key((home / "site.key").read_bytes()))
-    earlier = home / "earlier.pub"
-    text = earlier.read_text() if earlier.is_file() else ""
-    return [own, *(f"{part}{_END}".encode() for part in text.split(_END) if part.strip())]
-
-
-_END = "-----END PUBLIC KEY-----\n"
+    text = earlier.read_bytes() if earlier.is_file() else b""
+    return [own, *re.findall(b"-+BEGIN.+?END PUBLIC KEY-+\n", text, re.DOTALL)]
 
 
 def confirmed(given: str | None, found: str, whose: str) -> str:
@@ -153,17 +167,21 @@ def confirmed(given: str | None, found: str, whose: str) -> str:
 
 
 def known_authority(bundle: Bundle, home: Path, fingerprint: str | None) -> Bundle:
-    """Give a bundle the key that the site made, once the authority was confirmed."""
-    if bundle.key:
+    """Give a bundle the site's own key, once the authority was confirmed."""
+    key, place = home / "site.key", home / "authority.fingerprint"
+    own = key.read_bytes() if key.is_file() else bundle.key
+    if not own:
+        raise ConfigError(f"{key}: no key here; `fedbn federation request {bundle.site}` makes it")
+    if bundle.key not in (b"", own):
+        raise ConfigError(f"{key}: the bundle holds another key; --folder NEW where that is right")
+    if bundle.key and fingerprint is None and not place.exists():
         say("this bundle holds a private key that the server made: for trying out only")
         return bundle
-    key, place = home / "site.key", home / "authority.fingerprint"
-    if not key.is_file():
-        raise ConfigError(f"{key}: no key here; `fedbn federation request {bundle.site}` makes it")
     found = credentials.authority_fingerprint(bundle.ca)
     if fingerprint is not None or not place.exists():
         how = confirmed(fingerprint, found, "the authority")
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(place, found.encode())
         audit_log.log_of(home).write("authority confirmed", authority=found, confirmed=how)
     credentials.check_fingerprint(place.read_text(), found, "the authority of this bundle")
-    return replace(bundle, key=key.read_bytes())
+    return replace(bundle, key=own)

@@ -1,4 +1,4 @@
-"""`fedbn federation check`, `run`, `demo`: what can be known before a run, and the run itself."""
+"""`fedbn federation check`, `propose`, `run`, `demo`: what is known before a run, and the run."""
 
 from __future__ import annotations
 
@@ -183,7 +183,9 @@ def _see_to_end(
     name, raw, where = named
     place = server_app.run_folder(folder, name)
     sites = partial(server_app.expected_sites, folder, least)
-    sites()  # refuses a wrong number at once
+    most = len(sites().names)  # now; a site may be revoked during the run
+    if least is not None and not 1 <= least <= most:
+        raise ConfigError(f"--min-sites {least}: legal are 1 to {most}")
     with Stopper() as stop, server_app.begun(place, raw):
         log = server_app.own_log(folder)
         log.write("run", run=name)

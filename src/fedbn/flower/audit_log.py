@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class AuditLog:
 
     def __init__(self, file: Path | None = None, key: Key | None = None):
         self._file, self._key = file, key
-        self.newest = _newest(file) if file else ""
+        self.newest = _end(file)[0] if file else ""
 
     def write(self, event: str, **facts: Any) -> None:
         """Add an event."""
@@ -38,7 +39,11 @@ class AuditLog:
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._file.with_suffix(".lock")):  # a run and `revoke` write into one log
-            said = {"time": time, "event": event, **facts, "before": _newest(self._file)}
+            before, torn = _end(self._file)
+            if torn:  # by a power cut or a full disk; this line must not be glued to it
+                os.truncate(self._file, self._file.stat().st_size - torn)
+                facts["torn_bytes"] = torn
+            said = {"time": time, "event": event, **facts, "before": before}
             line = _text({**said, "signature": self._key.sign(_text(said), SIGNATURE).hex()})
             append(self._file, line + b"\n")
         self.newest = _hash(line)
@@ -52,7 +57,7 @@ def log_of(home: Path) -> AuditLog:
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
     """Give the events of a log, as they stand there."""
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             said = json.loads(line)
         except (ValueError, RecursionError):
@@ -66,7 +71,7 @@ def verify(file: Path, public: list[bytes]) -> list[str]:
     """Say what is wrong with a log, by line; any of its owner's keys may have signed."""
     owners: list[Any] = [serialization.load_pem_public_key(key) for key in public]
     wrong, before = [], ""
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
             said = json.loads(line)
             signature, text = bytes.fromhex(said.pop("signature")), _text(said)
@@ -92,26 +97,22 @@ def mentioned(file: Path) -> dict[str, set[str]]:
 
 def line_hashes(file: Path) -> set[str]:
     """The hash of every line."""
-    return {_hash(line) for line in _lines(file)}
+    return {_hash(line) for line in file.read_bytes().splitlines()}
 
 
-def _lines(file: Path) -> list[bytes]:
-    return file.read_bytes().splitlines() if file.is_file() else []
-
-
-def _newest(file: Path) -> str:
-    """The hash of the last line, found from the end: a log of years is long."""
+def _end(file: Path) -> tuple[str, int]:
+    """The hash of the last whole line and the bytes behind it, found from the end of a long log."""
     if not file.is_file():
-        return ""
+        return "", 0
     with file.open("rb") as stream:
         begin = stream.seek(0, 2)
         found = b""
-        while begin and b"\n" not in found.rstrip(b"\n"):
+        while begin and found.count(b"\n") < 2:
             begin = max(begin - _PIECE, 0)
             stream.seek(begin)
             found = stream.read()
-    lines = found.splitlines()
-    return _hash(lines[-1]) if lines else ""
+    *lines, torn = found.split(b"\n")
+    return _hash(lines[-1]) if lines else "", len(torn)
 
 
 def _text(value: dict[str, Any]) -> bytes:

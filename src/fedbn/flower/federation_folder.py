@@ -4,7 +4,8 @@
 FED/
   federation.toml     identity, address, sites in their order
   ca.crt ca.key       the authority; ca.key is needed to renew the server's certificate only
-  server.crt server.key
+  server.crt server.key  the server's; its key signs the log
+  earlier.crt         certificates that were renewed: who signed older lines of the log
   operator.secret     whoever has it may start runs
   sites/NAME.pub      the public key of each site
   samples.toml        how many training samples each site had when it first took part
@@ -20,7 +21,6 @@ FED/
 from __future__ import annotations
 
 import getpass
-import os
 import re
 import secrets
 import sys
@@ -34,7 +34,8 @@ from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import read_toml
 from fedbn.flower import credentials
 from fedbn.flower.credentials import Bundle, Request
-from fedbn.runs.folder import check_name, explained, write_atomically
+from fedbn.runs.folder import check_name, explained, temporary_name, write_atomically
+from fedbn.runs.metrics import append
 
 _HOST = re.compile(r"[A-Za-z0-9.\-:]{1,253}")
 _DAYS = 730
@@ -64,6 +65,7 @@ class FederationFolder:
         self.ca_key = path / "ca.key"
         self.certificate = path / "server.crt"
         self.key = path / "server.key"
+        self.earlier = path / "earlier.crt"
         self.secret = path / "operator.secret"
         self.samples = path / "samples.toml"
         self.database = path / "superlink.db"
@@ -79,7 +81,7 @@ class FederationFolder:
     def private_files(self) -> list[Path]:
         """Files that no other user may read."""
         bundles = sorted((self.path / "bundles").glob("*.fedbn"))
-        return [self.ca_key, self.key, self.secret, *bundles]
+        return [*filter(Path.exists, [self.ca_key]), self.key, self.secret, *bundles]
 
     def read(self) -> FederationInfo:
         """Read what the federation is."""
@@ -107,10 +109,9 @@ class FederationFolder:
         agreed = self.agreed()
         known = agreed.get(site, examples)
         if not known / _CHANGE <= examples <= known * _CHANGE:
-            return (
-                f"says it has {examples:,} training samples, {known:,} were agreed; legal are half "
-                f"to double of that. Where the change is right, write it into {self.samples}"
-            )
+            legal = "legal are half to double of that. Where the change is right, write it into"
+            said = f"says it has {examples:,} training samples, {known:,} were agreed"
+            return f"{said}; {legal} {self.samples}"
         if site not in agreed:
             write_atomically(self.samples, tomli_w.dumps({**agreed, site: examples}).encode())
         return None
@@ -119,7 +120,7 @@ class FederationFolder:
         """Make the folder with everything in it."""
         if self.path.exists() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty; choose another folder")
-        check_sites(sites, least=0)
+        check_sites(sites)
         if not _HOST.fullmatch(host) or not 1 <= port <= 65535:
             raise ConfigError(f"--host {host!r}, port {port}: expected a host name and 1 to 65535")
         with explained(self.path):
@@ -137,6 +138,8 @@ class FederationFolder:
     def certify(self, authority: credentials.Authority, hosts: Sequence[str], days: int) -> None:
         """Make the server's key and certificate."""
         key, certificate = credentials.make_server_certificate(authority, hosts, days)
+        if self.certificate.is_file():
+            append(self.earlier, self.certificate.read_bytes())
         write_private(self.key, credentials.private_bytes(key))
         write_atomically(self.certificate, credentials.certificate_bytes(certificate))
 
@@ -173,6 +176,8 @@ class FederationFolder:
     def renew(self, host: str | None = None) -> None:
         """Make the server's certificate and the operator's secret anew, for a new host if given."""
         info = self.read()
+        if not self.ca_key.is_file():
+            raise ConfigError(f"{self.ca_key}: not here; a new certificate needs it")
         names = [host or info.host, info.host, "localhost", "127.0.0.1", "::1"]
         self.certify(credentials.read_authority(self.ca_key, self.ca), names, _DAYS)
         write_private(self.secret, secrets.token_hex(32).encode())
@@ -241,24 +246,18 @@ def _quoted(word: str) -> str:
     return plain if re.fullmatch(r"[\w./:=,@+-]+", plain) else '"' + plain.replace('"', '\\"') + '"'
 
 
-def check_sites(sites: Sequence[str], least: int = 1) -> None:
+def check_sites(sites: Sequence[str]) -> None:
     """Refuse names that cannot be files, or are there twice."""
     for site in sites:
         check_name(site, "site")
         if sites.count(site) > 1:
             raise ConfigError(f"site {site!r} is there twice")
-    if len(sites) < least:
-        raise ConfigError("--sites: name at least one site, as nyu,usm")
 
 
 def write_private(file: Path, content: bytes) -> None:
     """Write a file that only its owner may read, from its first byte on."""
     with explained(file):
-        temporary = file.with_name(f".{file.name}.tmp")
+        temporary = temporary_name(file)
         temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
+        temporary.touch(mode=0o600, exist_ok=False)
+    write_atomically(file, content)

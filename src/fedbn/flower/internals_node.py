@@ -177,8 +177,7 @@ def free_port() -> int:
     """Find a port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 log = logging.getLogger("fedbn")
@@ -270,8 +269,6 @@ def _beats(client: RuntimeHttpClient) -> bool:
 
 _LONGEST_SLEEP = 0.1
 _PULLING = {"initial_backoff": 0.02, "backoff_cap": 0.5, "max_tries_per_object": None}
-
-
 # Seconds between signs of life, the least that Flower's server takes. After two of them a node that
 # was killed may come back; before, the server thinks that it is still there.
 _HEARTBEAT = 10
@@ -286,11 +283,9 @@ def quicken() -> None:
         if hasattr(module, "HEARTBEAT_DEFAULT_INTERVAL"):
             vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = _HEARTBEAT
     if hasattr(start_client_internal, "time"):
-        start_client_internal.time = SimpleNamespace(sleep=_nap)
-
-
-def _nap(seconds: float) -> None:
-    time.sleep(min(seconds, _LONGEST_SLEEP))
+        start_client_internal.time = SimpleNamespace(
+            sleep=lambda seconds: time.sleep(min(seconds, _LONGEST_SLEEP))
+        )
 
 
 def main(arguments: list[str]) -> None:

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -48,8 +48,6 @@ from fedbn.flower.internals_node import environment, follow, quicken, runtime_cl
 from fedbn.text import one_line
 
 APP = Path(__file__).parent / "app"
-
-
 # How long the server may be away (a restart) before a run gives up; its rounds are saved.
 PATIENCE = 60.0
 
@@ -66,7 +64,7 @@ class _Bearer:
         return call_next(context)
 
 
-class Control:
+class Control(AbstractContextManager["Control"]):
     """Talks to the server of a federation, from the server's own machine.
 
     Flower is quiet in this process from then on, as in its children.
@@ -84,9 +82,6 @@ class Control:
                 _Bearer(folder.secret.read_text()),
             ],
         )
-
-    def __enter__(self) -> Control:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._client.close()
@@ -192,10 +187,8 @@ def _explained(address: str) -> Iterator[None]:
         text = one_line(error.response.text)[:200]
         raise FedbnError(f"Flower's server at {address} refused: {text}") from error
     except httpx.HTTPError as error:
-        raise FedbnError(
-            f"Flower's server at {address} does not answer ({error}); start it with `fedbn "
-            "federation server`; rounds that are done are saved"
-        ) from error
+        hint = "; start it with `fedbn federation server`; rounds that are done are saved"
+        raise FedbnError(f"Flower's server at {address} does not answer ({error}){hint}") from error
 
 
 class OperatorOnly(NoOpControlAuthnPlugin):

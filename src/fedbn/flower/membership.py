@@ -66,10 +66,8 @@ def differences(hello: Hello, first: Hello) -> str | None:
 
 def _unlike(there: Sequence[str], here: Sequence[str]) -> str:
     """Show the first place where two class lists differ."""
-    for index, (one, other) in enumerate(zip_longest(there, here)):
-        if one != other:
-            return f"class {index} is {one!r} there, {other!r} here"
-    return "alike"
+    pairs = enumerate(zip_longest(there, here))
+    return next(f"class {i} is {a!r} there, {b!r} here" for i, (a, b) in pairs if a != b)
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,8 @@ class Attendance:
         self._gone: dict[str, float] = {}
         self.hellos: dict[str, Hello] = {}  # what each site said that was ever accepted
         self.nodes: dict[str, int] = {}  # where those are that are here
-        self.faults: dict[str, str] = {}  # why others were not accepted
+        self.faults: dict[str, str] = {}  # why others were not accepted, and are not asked again
+        self.silent: dict[str, str] = {}  # why others gave no answer yet
         self.waiting: dict[str, str] = {}  # why others cannot say yet whether they take part
         self._ask_again: dict[str, float] = {}
 
@@ -165,13 +164,11 @@ class Attendance:
 
     def greet(self, seconds: float = _HELLO_SECONDS) -> None:
         """Ask nodes that have not said yet what they are; take in those that fit."""
-        known = {*self.nodes.values()}
+        known, now = {*self.nodes.values()}, time.monotonic()
         new = {
             site: node
             for site, node in self._connected().items()
-            if node not in known
-            and site not in self.faults
-            and self._ask_again.get(site, 0) <= time.monotonic()
+            if node not in known and site not in self.faults and self._ask_again.get(site, 0) <= now
         }
         mail = self.question(new, seconds)
         for site in self._sites().ordered([*new]):  # the first sets what all must have in common
@@ -188,9 +185,15 @@ class Attendance:
                 self.waiting[site] = str(error)
                 self._ask_again[site] = time.monotonic() + self._limits.again
             except FedbnError as error:
-                self.faults[site] = str(error)
-                self._note(f"{site} is refused: {error}")
-                self._log.write("refused", **about, reason=str(error)[:500])
+                silent = site in mail.faults  # perhaps at work, on one message at a time
+                kept, said = (self.silent, "silent") if silent else (self.faults, "refused")
+                if site not in kept:
+                    self._note(f"{site} is {said}: {error}")
+                    self._log.write(said, **about, reason=str(error)[:500])
+                kept[site] = str(error)
+                # One that stays silent takes a third of a run's time at most.
+                again = max(self._limits.again, 2 * min(mail.seconds, _HELLO_SECONDS))
+                self._ask_again[site] = time.monotonic() + again
 
     def question(
         self, nodes: Mapping[str, int] | None = None, seconds: float = _HELLO_SECONDS
@@ -221,16 +224,16 @@ class Attendance:
     def _connected(self) -> dict[str, int]:
         """The nodes that are there and whose keys are known, by what they are called."""
         sites = self._sites()
-        nodes = {
-            sites.site(node.node_id, node.public_key): node.node_id
+        return {
+            site: node.node_id
             for node in self._grid.get_nodes()
+            if (site := sites.site(node.node_id, node.public_key)) is not None
         }
-        return {site: node for site, node in nodes.items() if site is not None}
 
     def _missing(self, expected: Expected) -> str:
         """Say who is not here, and why."""
         away = [name for name in expected.names if name not in self.hellos]
-        reasons = dict.fromkeys(away, "not connected") | self.faults | self.waiting
+        reasons = dict.fromkeys(away, "not connected") | self.silent | self.faults | self.waiting
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none"
 
     def _take_in(self, site: str, node: int, mail: Mail) -> Hello:
@@ -247,20 +250,18 @@ class Attendance:
             raise FedbnError(f"says it is {name!r}, and so does another node")
         if before and before.member != hello.member:
             raise FedbnError(f"its data changed: {before.member} before, {hello.member} now")
-        if fault := differences(hello, first):
-            raise FedbnError(fault)
-        if fault := self._sites().agree(name, hello.member.examples):
+        if fault := differences(hello, first) or self._sites().agree(name, hello.member.examples):
             raise FedbnError(fault)
         self.hellos[name], self.nodes[name] = hello, node
-        self.waiting.pop(site, None)
+        for late in (self.waiting, self.silent):
+            late.pop(site, None)
         return hello
 
     def _coming_back(self) -> bool:
         """Tell whether a member is gone for so short a time that it may just be restarting."""
         now = time.monotonic()
-        sites = self._sites()
-        away = [name for name in self.hellos if name not in self.nodes]
-        away = [name for name in away if not sites.names or name in sites.names]  # not the revoked
+        names = self._sites().names or self.hellos  # not the revoked
+        away = [name for name in self.hellos if name not in self.nodes and name in names]
         self._gone = {name: self._gone.get(name, now) for name in away}
         return any(now - since < self._limits.grace for since in self._gone.values())
 

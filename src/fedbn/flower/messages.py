@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import safetensors
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from safetensors.torch import load as from_bytes, save as to_bytes
 
 from fedbn import __version__
@@ -35,6 +35,8 @@ from fedbn.experiments.planner import check_choosing
 from fedbn.methods import parse_method
 from fedbn.registry import Held
 from fedbn.runs.folder import PLAIN_NAME
+from fedbn.runs.metrics import of_sane_size
+from fedbn.text import shown
 
 _MAX_BYTES = 4_000_000
 _MOST_KEYS = 10_000
@@ -74,6 +76,7 @@ class Member(_Document):
     examples: int = Field(ge=2, le=10**9, strict=True)  # training samples
 
 
+SampleShape = Annotated[tuple[PositiveInt, ...], Field(max_length=8), AfterValidator(of_sane_size)]
 TargetType = Literal["bool", "uint8", "int64", "float32", "float64"]
 
 
@@ -123,9 +126,9 @@ class Hello(_Logged):
     schema_hash: str = Field(max_length=64)  # of its model
     experiment: Sha256  # what a person at the site approves, as a hash
     classes: tuple[str, ...]  # of its data
-    input_shape: tuple[int, ...]  # of one of its samples
+    input_shape: SampleShape  # of one of its samples
     # type and shape of one of its targets
-    target: tuple[TargetType, tuple[int, ...]] = ("int64", ())
+    target: tuple[TargetType, SampleShape] = ("int64", ())
 
     @property
     def text(self) -> str:
@@ -189,7 +192,7 @@ def get(content: RecordDict, expected: type[Said], *arrays: str) -> Said:
     name = expected.__name__.lower()
     if sorry := content.config_records.get("sorry"):
         said = _parsed(sorry, Sorry)
-        raise NotYet(said.reason) if said.waiting else Unreadable(said.reason)
+        raise (NotYet if said.waiting else Unreadable)(shown(said.reason))
     wanted, found = {name, *arrays}, set(content)
     if found != wanted:
         raise Unreadable(
@@ -236,7 +239,7 @@ def _keys(text: bytes) -> list[str]:
         found = json.loads(text) if len(text) <= _MAX_BYTES else None
     except (ValueError, RecursionError):
         return []
-    return sorted(found)[:_MOST_KEYS] if isinstance(found, dict) else []
+    return sorted(map(shown, found))[:_MOST_KEYS] if isinstance(found, dict) else []
 
 
 def length(content: RecordDict) -> int:
@@ -263,7 +266,7 @@ def _refuse(constant: str) -> None:
 def _first(error: Exception) -> str:
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
+        where = shown(".".join(map(str, problem["loc"])))
         return f"{where} = {str(problem['input'])[:60]!r}: {problem['msg'].lower()}"
     return str(error)
 
@@ -274,8 +277,6 @@ def _listed(names: set[str]) -> str:
 
 KEY = "state"
 _KIND = "safetensors"
-
-
 # What a safetensors header may cost beside the names: shape, dtype and offsets of an entry.
 _HEADER_BYTES = 512
 

@@ -94,11 +94,8 @@ class _Asked:
             Message(letter.content, letter.node, letter.kind, ttl=self._ttl, group_id=self._group)
             for letter in letters.values()
         ]
-        if not outgoing:
-            return
-        for (site, letter), number in zip(
-            letters.items(), self._grid.push_messages(outgoing), strict=True
-        ):
+        numbers = self._grid.push_messages(outgoing) if outgoing else []
+        for (site, letter), number in zip(letters.items(), numbers, strict=True):
             if number:
                 self.ids[number] = site
                 self.mail.sent += messages.length(letter.content)

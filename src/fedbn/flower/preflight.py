@@ -13,13 +13,11 @@ from pathlib import Path
 
 import torch
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedbn import __version__
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.flower import installed_flower
-from fedbn.flower.credentials import Bundle, hosts_of
+from fedbn.flower.credentials import Bundle, hosts_of, read_key
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import CLOCK_AHEAD, CLOCK_BEHIND, listens
 
@@ -134,10 +132,10 @@ def check_bundle(file: Path, bundle: Bundle) -> Iterator[Finding]:
     own = file.resolve().with_suffix("") / "site.key"
     yield private(file if bundle.key or not own.exists() else own)
     try:
-        content = bundle.key or (own.read_bytes() if own.exists() else b"")
-        key = load_ssh_private_key(content, None)
-        known = isinstance(key, ec.EllipticCurvePrivateKey)
-        yield known, f"site {bundle.site} has {'its' if known else 'another kind of'} key"
+        read_key(bundle.key or (own.read_bytes() if own.exists() else b""))
+        yield True, f"site {bundle.site} has its key"
+    except ConfigError:
+        yield False, f"site {bundle.site} has another kind of key"
     except ValueError as error:
         yield False, f"the key of site {bundle.site} cannot be read ({error})"
     try:

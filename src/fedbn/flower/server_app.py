@@ -44,7 +44,8 @@ from fedbn.flower.site import one_thread
 from fedbn.flower.status_page import StatusPage
 from fedbn.runs.folder import RunFolder, check_name
 
-_RUN = "check"
+log = logging.getLogger("flwr")  # what the server app's process shows
+_START_SECONDS = 60.0
 
 
 def orders(experiment: Experiment, federation: str) -> list[Order]:
@@ -53,7 +54,7 @@ def orders(experiment: Experiment, federation: str) -> list[Order]:
     for job in todo:
         check_job(job)
     different = {job.setting.experiment.model.model_dump_json(): job for job in reversed(todo)}
-    return [order_of(job, federation, _RUN) for job in reversed(different.values())]
+    return [order_of(job, federation, "check") for job in reversed(different.values())]
 
 
 def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Iterator[Finding]:
@@ -66,9 +67,6 @@ def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Ite
                 yield True, here.hellos[site].text
             else:
                 yield False, f"{site}: {here.faults.get(site, 'not connected')}"
-
-
-log = logging.getLogger("flwr")  # what the server app's process shows
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,11 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
     todo = jobs(experiment)
     for job in todo:
         check_job(job)
-    page = StatusPage(
-        service.folder.path / "status.html", f"server: run {service.folder.path.name}"
-    )
+    place = service.folder.path
+    page = StatusPage(place / "status.html", f"server: run {place.name}")
 
     def engine(job: Job, note: Note) -> FlowerEngine:
-        order = order_of(job, service.federation, service.folder.path.name)
+        order = order_of(job, service.federation, place.name)
         here = Attendance(grid, order, service.expected, service.limits, note, service.log)
         here.muster()
         made = FlowerEngine(here, job, order, note, service.log)
@@ -128,9 +125,8 @@ def make_app() -> ServerApp:
         if not folder.config.exists():
             folder.begin(raw)
         expected = Expected(least=int(config.get("sites") or 2))
-        wait, deadline = float(config.get("wait") or 300), float(config.get("deadline") or 3600)
-        limits = Limits(wait=wait, round=deadline)
-        service = Service("flwr", lambda: expected, folder, log_event, limits=limits)
+        limits = Limits(float(config.get("wait") or 300), float(config.get("deadline") or 3600))
+        service = Service("flwr", lambda: expected, folder, log_event, limits)
         with folder.locked():
             serve(grid, experiment, service)
 
@@ -140,9 +136,6 @@ def make_app() -> ServerApp:
 def log_event(event: Event) -> None:
     """Say in the server's log how a run goes."""
     log.info("%s %s %d/%d %s", event.kind, event.job, event.round, event.rounds, event.text)
-
-
-_START_SECONDS = 60.0
 
 
 @contextmanager
@@ -186,9 +179,8 @@ def the_only_run(folder: FederationFolder, name: str) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         other = said.read_text(encoding="utf-8") if said.is_file() else "another"
-        raise ConfigError(
-            f"{folder.path}: run {other} is on; wait for its end, or stop it"
-        ) from error
+        text = f"{folder.path}: run {other} is on; wait for its end, or stop it"
+        raise ConfigError(text) from error
     try:
         said.write_text(name, encoding="utf-8")
         yield
@@ -219,24 +211,22 @@ def begun(place: RunFolder, raw: Mapping[str, Any]) -> Iterator[None]:
 
 def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
     """All sites of the federation; how many must be here is all of them unless said."""
-    info = folder.read()
-    if least is not None and not 1 <= least <= len(info.sites):
-        raise ConfigError(f"--min-sites {least}: legal are 1 to {len(info.sites)}")
-    return Expected(info.sites, folder.keys(), least or len(info.sites), folder.agree)
+    sites = folder.read().sites
+    if not sites:  # without keys every node would be believed
+        raise ConfigError(f"{folder.path}: no site is admitted")
+    return Expected(sites, folder.keys(), min(least or len(sites), len(sites)), folder.agree)
 
 
 def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[Finding]:
     """Ask every site that is connected what it would bring; needs the server to be up."""
-    expected = expected_sites(folder, None)
-    with grid_of(folder) as grid:
-        return list(ask_sites(grid, questions, expected))
+    with the_only_run(folder, "check"), grid_of(folder) as grid:
+        return list(ask_sites(grid, questions, expected_sites(folder, None)))
 
 
 def propose(folder: FederationFolder) -> tuple[dict[str, Any], list[str]]:
     """Propose a contract from what the sites that are connected say of their data."""
-    expected = expected_sites(folder, None)
-    with grid_of(folder) as grid:
-        return ask_reports(grid, report_order(folder.read().id), expected)
+    with the_only_run(folder, "propose"), grid_of(folder) as grid:
+        return ask_reports(grid, report_order(folder.read().id), expected_sites(folder, None))
 
 
 def ask_reports(grid: Grid, order: Order, expected: Expected) -> tuple[dict[str, Any], list[str]]:
@@ -257,23 +247,24 @@ def ask_reports(grid: Grid, order: Order, expected: Expected) -> tuple[dict[str,
 
 
 def own_log(folder: FederationFolder) -> AuditLog:
-    """The server's log, signed by the authority's key."""
-    return AuditLog(folder.log, read_authority(folder.ca_key, folder.ca).key)
+    """The server's log, signed by the key that its certificate is for: ca.key may be elsewhere."""
+    return AuditLog(folder.log, read_authority(folder.key, folder.certificate).key)
 
 
 def admit(folder: FederationFolder, request: Request, confirmed: str) -> Path:
     """Take in a site by its request; a server that is up learns its key at once."""
+    own = own_log(folder)  # first: what cannot be logged is not done
     folder.admit(request)
     facts = {"site": request.site, "key": fingerprint(request.key), "confirmed": confirmed}
-    own_log(folder).write("admitted", **facts)
+    own.write("admitted", **facts)
     _tell_server(folder)
     return folder.bundle(request.site)
 
 
 def revoke(folder: FederationFolder, site: str) -> None:
     """Put a site out; a run under way leaves it out from its next message on."""
-    key = folder.revoke(site)
-    own_log(folder).write("revoked", site=site, key=fingerprint(key))
+    own = own_log(folder)
+    own.write("revoked", site=site, key=fingerprint(folder.revoke(site)))
     _tell_server(folder)
 
 
@@ -292,16 +283,12 @@ def _tell_server(folder: FederationFolder) -> None:
 
 
 SITES = ("plain", "photo")
-
-
 RAW: dict[str, Any] = {
     "methods": ["fedbn"],
     "seeds": [0],
     "training": {"rounds": 3, "local_epochs": 2},
     "data": {"name": "digits_mini"},
 }
-
-
 DEMO_POLICY = Policy(approval=False)
 """What sites allow where nobody is there to approve an experiment."""
 

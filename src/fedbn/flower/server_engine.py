@@ -5,7 +5,7 @@ Which answers count is decided here: all that could poison the model is refused,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -26,6 +26,7 @@ from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.errors import FedbnError
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
+from fedbn.experiments.runner import Note
 from fedbn.flower import messages
 from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.membership import Attendance, Known
@@ -56,22 +57,17 @@ def read_update(
 
 
 def _check(answer: Answer, order: Order, member: Member) -> None:
+    fault = ""
     if answer.round != order.round:
-        raise messages.Unreadable(
-            f"answers for round {answer.round}, asked for round {order.round}"
-        )
-    if answer.schema_hash != order.schema_hash:
-        raise messages.Unreadable(
-            f"another model: {answer.schema_hash[:16]} there, {order.schema_hash[:16]} here"
-        )
-    if answer.examples != member.examples:
-        raise messages.Unreadable(
-            f"says it has {answer.examples:,} training samples, {member.examples:,} at the start"
-        )
-    if order.since and answer.source == "fresh":
-        raise messages.Unreadable(
-            f"its BatchNorm is new, although round {order.since} of it was accepted: a silent reset"
-        )
+        fault = f"answers for round {answer.round}, asked for round {order.round}"
+    elif answer.schema_hash != order.schema_hash:
+        fault = f"another model: {answer.schema_hash[:16]} there, {order.schema_hash[:16]} here"
+    elif answer.examples != member.examples:
+        fault = f"says it has {answer.examples:,} training samples, {member.examples:,} at first"
+    elif order.since and answer.source == "fresh":
+        fault = f"its BatchNorm is new, although round {order.since} was accepted: a silent reset"
+    if fault:
+        raise messages.Unreadable(fault)
 
 
 class FlowerEngine:
@@ -81,12 +77,7 @@ class FlowerEngine:
     repeatable = False  # sites keep their own rounds, and come and go
 
     def __init__(
-        self,
-        here: Attendance,
-        job: Job,
-        order: Order,
-        note: Callable[[str], None],
-        log: AuditLog | None = None,
+        self, here: Attendance, job: Job, order: Order, note: Note, log: AuditLog | None = None
     ):
         self._here, self._job, self._hello, self._note = here, job, order, note
         self._log = log or AuditLog()
@@ -178,15 +169,13 @@ class FlowerEngine:
 
     def _tell_best(self, round: int) -> None:
         """Let the sites know which round is the one to use, now that all are scored."""
-        nodes = self._here.nodes.items()
+        best = self._known.best_scored[2]
         letters = {
             name: Letter(node, "query", messages.put(self._addressed("end", name, round, False)))
-            for name, node in nodes
+            for name, node in self._here.nodes.items()
         }
         for name, why in self._here.ask(letters, "end").faults.items():
-            self._note(
-                f"{name} was not told that round {self._known.best_scored[2]} is the best: {why}"
-            )
+            self._note(f"{name} was not told that round {best} is the best: {why}")
 
     def _train(self, chosen: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         scores = state.round > 0 and self.plan.evaluates(state.round)
@@ -286,11 +275,13 @@ class FlowerEngine:
     def _add_scores(self, name: str, answer: Answer, round: int) -> None:
         plan = self.plan
         key = (plan.method.name, plan.setting, plan.seed, round, name)
+        own = self.members[name].domain
         if answer.scores and plan.local_statistics and name not in self._known.since:
-            domain = self.members[name].domain
-            self._scores.append(Record(*key, domain, "train", "untrained", 1.0))
-        for score in answer.scores:
-            self._scores.append(Record(*key, score.domain, score.split, score.metric, score.value))
+            self._scores.append(Record(*key, own, "train", "untrained", 1.0))
+        # What is said twice counts once; validation data is of the site's own domain.
+        counted = (s for s in answer.scores if s.split != "valid" or s.domain == own)
+        values = {(s.domain, s.split, s.metric): s.value for s in counted}
+        self._scores += [Record(*key, *about, value) for about, value in values.items()]
 
     def _tell_untrained(self, round: int) -> None:
         names = [record.client for record in self._scores if record.metric == "untrained"]

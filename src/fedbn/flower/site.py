@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -28,8 +29,11 @@ from fedbn.flower.messages import Hello, Member, Order, digest, job_of
 from fedbn.flower.policy import Approvals, Forbidden, asked_by, check_order, check_runs
 from fedbn.flower.site_job import Desk, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
+from fedbn.text import shown
 
 log = logging.getLogger("fedbn")
+# The same words whether the data fits an experiment that nobody approved, or does not.
+_WAITS = "waits for approval by a person at the site, or is refused there: its own log says which"
 
 
 class Site:
@@ -49,12 +53,17 @@ class Site:
         self._check(order)
         if order.kind == "report":
             return messages.put(messages.Reported(report=self.report(), log=self.log.newest))
-        if order.kind == "hello":
-            plan = self._plan(order)
+        self._job(order)  # what is wrong whatever the data is, is said
+        try:
+            desk = None if order.kind == "hello" else self._desk(order)
+            plan = desk.plan if desk else self._plan(order)
             self._allow(order, plan)
+        except Exception as error:
+            if self._tells(order):
+                raise
+            raise messages.NotYet(_said(error)) from error
+        if desk is None:
             return messages.put(self.hello(order, plan))
-        desk = self._desk(order)
-        self._allow(order, desk.plan)
         if order.kind == "end":
             desk.end(order)
             return messages.put(messages.Noted(log=self.log.newest))
@@ -91,6 +100,14 @@ class Site:
             if options.home is None:
                 raise ConfigError("the policy asks for approval, and the site has no folder")
             Approvals(options.home).require(asked_by(order, plan))
+
+    def _tells(self, order: Order) -> bool:
+        """Whether the server may hear what comes of its contract, which tells of the data."""
+        options, data = self.options, order.experiment.get("data", {})
+        if "contract" not in data or not options.policy.approval:
+            return True
+        known = Approvals(options.home).all() if options.home else []
+        return any(one.approved and one.experiment["contract"] == data["contract"] for one in known)
 
     @cached_property
     def _federation(self) -> Federation:
@@ -172,13 +189,24 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _public(error: FedbnError) -> str:
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, FedbnError) else reason(error)
+
+
+def _public(error: Exception, options: SiteOptions) -> str:
     """Why not, as far as it is the server's business: nothing of a file, a row or a value."""
-    if not isinstance(error, DataError):
-        return str(error)[:2000]
-    said = f": {error.public}" if isinstance(error, Misfit) else ""
-    log.warning("%s", error)
-    return f"its data does not fit{said}; `fedbn federation check` at the site says more"[:2000]
+    if isinstance(error, messages.NotYet):
+        return _WAITS
+    if isinstance(error, DataError):
+        names = "names" in options.policy.sends
+        said = f": {error.public}" if names and isinstance(error, Misfit) else ""
+        return f"its data does not fit{said}; `fedbn federation check` at the site says more"
+    if not isinstance(error, FedbnError):
+        return f"not foreseen: {type(error).__name__}; `fedbn federation log` at the site says more"
+    text = shown(error)
+    for place in (options.folder, options.home, options.weights, options.data.get("path")):
+        text = text.replace(shown(place), "…") if place and os.sep in str(place) else text
+    return text
 
 
 def _asked(content: RecordDict) -> dict[str, Any]:
@@ -206,11 +234,12 @@ def reply(site: Site, message: Message, state: RecordDict) -> Message:
 
 def _sorry(site: Site, about: Mapping[str, Any], error: Exception) -> RecordDict:
     """Say why not: all of it in the site's own log, what is the server's business to the server."""
-    ours = isinstance(error, FedbnError)
-    said = str(error) if ours else reason(error)
-    site.log.write("refused" if ours else "failed", **about, reason=said[:500])
+    said, told = _said(error), _public(error, site.options)[:2000]
+    event = "refused" if isinstance(error, FedbnError) else "failed"
+    site.log.write(event, **about, reason=said[:500])
     for desk in site.desks.values():
         desk.remark(said)
-    told = _public(error) if isinstance(error, FedbnError) else said[:2000]
+    if said != told:
+        log.warning("%s", said)
     waiting = isinstance(error, messages.NotYet)
     return messages.put(messages.Sorry(reason=told, waiting=waiting, log=site.log.newest))

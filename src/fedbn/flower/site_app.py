@@ -30,12 +30,8 @@ from fedbn.runs.folder import check_name
 
 _ACCEPTED = "SuperNode ID"
 _REFUSED = ("activat", "public key", "unauthorized")
-
-
 # Longer than the server takes to see that a node which was killed is gone.
 _PATIENCE = 30.0
-
-
 _LONGEST_CUT = 3600.0
 
 
@@ -108,7 +104,8 @@ def _start_node(bundle: Bundle, home: Path, secret: bytes, port: int) -> Child:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {"ca": home / "ca.crt", "key": home / "site.key", "secret": home / "node.secret"}
     files["ca"].write_bytes(bundle.ca)
-    write_private(files["key"], bundle.key)
+    if not files["key"].exists():  # `request --rotate` may have made it anew since `join` began
+        write_private(files["key"], bundle.key)
     write_private(files["secret"], secret)
     flags = [
         *("--superlink", bundle.address),
@@ -133,10 +130,8 @@ def _done(order: Order) -> str:
 def _why(node: Child, bundle: Bundle) -> str:
     said = node.said()
     if any(word in said.lower() for word in _REFUSED):
-        return (
-            f"the server at {bundle.address} does not know the key of site {bundle.site}, or the "
-            "site is connected already"
-        )
+        what = f"the key of site {bundle.site}, or the site is connected already"
+        return f"the server at {bundle.address} does not know {what}"
     return f"Flower's node ended: {last_words(said)} (all of it: {node.log})"
 
 
@@ -184,10 +179,8 @@ def _partition(data: str, number: int) -> str:
     """The client of a node of a simulation."""
     names = _client_names(data)
     if number >= len(names):
-        raise ConfigError(
-            f"node {number} of the simulation has no data: {data} has {len(names)} clients, so "
-            f"num-supernodes may be at most {len(names)}"
-        )
+        most = f"{data} has {len(names)} clients, so num-supernodes may be at most {len(names)}"
+        raise ConfigError(f"node {number} of the simulation has no data: {most}")
     return names[number]
 
 
@@ -202,7 +195,6 @@ def data_section(data: str, settings: Sequence[str] = ()) -> dict[str, Any]:
     named = {"path": str(Path(data).resolve())} if looks_like_path(data) else {"name": data}
     raw = with_settings({"data": named}, settings)
     if other := raw.keys() - {"data"}:
-        raise ConfigError(
-            f"--set {min(other)}: only data.KEY=VALUE is a site's own; all else is the server's"
-        )
+        legal = "only data.KEY=VALUE is a site's own; all else is the server's"
+        raise ConfigError(f"--set {min(other)}: {legal}")
     return dict(raw["data"])

@@ -22,10 +22,17 @@ from flwr.app import ArrayRecord, RecordDict
 from fedbn.core.federation import Federation
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import Record, Refusal, RunState, Update, initial_state, train_client
+from fedbn.core.rounds import (
+    Record,
+    Refusal,
+    RunState,
+    Update,
+    initial_state,
+    noticed,
+    train_client,
+)
 from fedbn.core.scoring import measured, score_client
 from fedbn.core.state import Kind, entries, schema_hash
-from fedbn.core.user_code import habits
 from fedbn.errors import ConfigError, DamagedRun, ModelError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.environment import differences, environment_of, facts_by_setting
@@ -100,6 +107,19 @@ class SiteRun:
             )
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.folder.commit(config, environment)
+
+    def check_start(self, order: Order) -> None:
+        """Refuse a start from round 0 where a server accepted rounds, or got further, before."""
+        if order.since:
+            return
+        kept = checkpoints.rounds(self._place)
+        accepted = any(checkpoints.read_manifest(path).get("since") for _, path in kept)
+        newest = max((n for n, _ in [*kept, *checkpoints.rounds(self._job)]), default=0)
+        if accepted or newest > order.round + (order.kind != "train"):
+            raise DamagedRun(
+                f"{self._site}: the run begins anew, and {self.folder.path} has BatchNorm and a "
+                "model of later rounds: give the run another name, or move that folder away"
+            )
 
     def load(self, round: int, layout: StateLayout) -> Pack:
         """Read and verify the local part after a round."""
@@ -204,12 +224,12 @@ class Desk:
         self._options = options
         device = self.plan.training.device
         self._client = own.change(lambda split: split.to(device))  # and no stand-in
-        noticed = habits(self.plan.initial_model, [own])
-        for text in noticed.notes:
+        seen = noticed(self.plan, [own])
+        for text in seen.notes:
             log.info(text)
         fast = speedups(self.plan, client=names.index(own.name))
         self._replica = Replica(
-            self.plan.initial_model, self.plan.method, device, noticed, speedups=fast
+            self.plan.initial_model, self.plan.method, device, seen, speedups=fast
         )
         self._initial = initial_state(self.plan)
         found = schema_hash(entries(self.plan.initial_model))
@@ -248,6 +268,8 @@ class Desk:
         begun = time.monotonic()
         name, store = self._client.name, self._run or FlowerMemory(state, order)
         shared = from_record(sent, self._initial.shared.layout)
+        if self._run:
+            self._run.check_start(order)
         local, source = self._local(order, store, shared)
         # A round is trained, and its predecessor scored, from the same two parts.
         done = order.round - 1 if order.kind == "train" else order.round
@@ -261,7 +283,9 @@ class Desk:
             store.save(order.round, order.since, outcome.local)
             update = outcome
         self._write(order, before, records, update)
-        answer = self._answer(order, source, begun, records, update)
+        seconds, tells = time.monotonic() - begun, "loss" in self._options.policy.sends
+        loss = _finite(update.loss) if update is not None and tells else None
+        answer = self._answer(order, records, source=source, seconds=seconds, loss=loss)
         if update is not None:
             return messages.put(answer, **{messages.SHARED: to_record(update.shared)})
         return self._released(order, local, answer)
@@ -269,6 +293,7 @@ class Desk:
     def end(self, order: Order) -> None:
         """Take note that the run is over, and which round is the one to use."""
         if self._run:
+            self._run.check_start(order)
             local = {self._client.name: self._initial.local[self._client.name]}
             self._run.end(replace(self._initial, local=local, untrained={}), order.best)
 
@@ -282,9 +307,8 @@ class Desk:
             self._run.keep(self._completed(order, state), order.best)
         own = [replace(record, setting=DEFAULT) for record in records]
         if update is not None:
-            loss = _finite(update.loss)
             about = (self._client.name, self._client.domain, "train", "training_loss")
-            own.append(Record(*self._key, order.round, *about, loss))
+            own.append(Record(*self._key, order.round, *about, _finite(update.loss)))
         self._run.write(own)
         self._show("done" if order.last else "round", order.round, list(map(vars, own)))
 
@@ -315,28 +339,17 @@ class Desk:
             raise ModelError(records.reason)
         return records
 
-    def _answer(
-        self,
-        order: Order,
-        source: Source,
-        begun: float,
-        records: Sequence[Record],
-        update: Update | None,
-    ) -> Answer:
-        sends = self._options.policy.sends
-        told = records if "scores" in sends else ()
-        loss = _finite(update.loss) if update is not None and "loss" in sends else None
+    def _answer(self, order: Order, records: Sequence[Record], **facts: Any) -> Answer:
+        told = records if "scores" in self._options.policy.sends else ()
         return Answer(
             round=order.round,
             schema_hash=order.schema_hash,
             examples=len(self._client.train),
-            loss=loss,
-            source=source,
-            seconds=time.monotonic() - begun,
             log=self._options.log.newest,
             scores=tuple(
                 Score(domain=r.domain, split=r.split, metric=r.metric, value=r.value) for r in told
             ),
+            **facts,
         )
 
     def _released(self, order: Order, local: Pack, answer: Answer) -> RecordDict:

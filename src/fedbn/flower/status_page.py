@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedbn.core.metric import Metric
 from fedbn.experiments.jobs import Event, Key
 from fedbn.runs.folder import write_atomically
 from fedbn.text import one_line, spread
@@ -83,7 +82,8 @@ class StatusPage:
                 site.losses += [] if value is None else [value]
                 site.seen = site.seen if event.kind == "earlier" else _clock()
             elif (record["split"], record["metric"]) == ("test", metric.name) and value is not None:
-                site.score = _said(metric, value, record["round"])
+                text = f"{metric.words} {metric.said(value)} {metric.unit}".rstrip()
+                site.score = html.escape(f"{text} after round {record['round']}")
 
     def rendered(self) -> str:
         """The page as it is now."""
@@ -136,11 +136,6 @@ def _drawn(losses: Sequence[float]) -> str:
     drawn = " ".join(f"{at},{22 - (y - low) * scale:.1f}" for at, y in enumerate(points))
     box = f'viewBox="0 0 {max(len(points) - 1, 1)} 24" preserveAspectRatio="none"'
     return f'{losses[-1]:.4g} <svg {box}><polyline points="{drawn}"/></svg>'
-
-
-def _said(metric: Metric, value: float, round: int) -> str:
-    text = f"{metric.words} {metric.said(value)} {metric.unit}".rstrip()
-    return html.escape(f"{text} after round {round}")
 
 
 def _clock() -> str:
