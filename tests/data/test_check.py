@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -265,7 +266,7 @@ def test_one_class_constant_samples_and_short_splits():
     assert "at least 2 are needed" in only([f for f in short if f.severity == "error"]).text
 
 
-def write_npz(file: Path, seed: int, **changes: np.ndarray) -> None:
+def write_npz(file: Path | IO[bytes], seed: int, **changes: np.ndarray) -> None:
     draws = np.random.default_rng(seed)
     arrays = {
         "train_x": draws.normal(size=(20, 5)).astype(np.float32),
@@ -324,7 +325,35 @@ def test_tables_that_cannot_be_read_or_have_no_label(tmp_path):
     root.mkdir()
     (root / "a.csv").write_text("x,ill\n1,2,3\n")
     (root / "b.csv").write_text("x,ill\n1,0\n2,1\n")
+    assert only(examined(root)).text.endswith("row 2: 3 cells, but the header has 2")
+    (root / "a.csv").write_text("x,ill\n,0\n2,1\n")
     findings = examined(root)
-    assert [f.severity for f in findings] == ["error", "note"]
-    assert "row 2: 3 cells" in findings[0].text
-    assert "data.label is not set" in findings[1].text
+    assert [f.severity for f in findings] == ["error", "error"]
+    assert "column 'x': 1 empty cell(s)" in findings[0].text
+    assert findings[1].text.startswith("data.label is needed for tables")
+
+
+def test_a_cell_that_makes_texts_of_numbers_is_a_warning(tmp_path):
+    lines = [f"{n / 7:.3f},{n % 5 + n / 9:.3f},{n % 2},{'ab'[n % 3 == 0]}" for n in range(30)]
+    lines[4] = "?,1,0,a"
+    file = tmp_path / "all.csv"
+    file.write_text("\n".join(["x,z,ill,at", *lines]))
+    texts = [text for _, _, text in found(examined(file, label="ill", site="at"), "warning")]
+    (said,) = (text for text in texts if "is not a number" in text)
+    assert said.startswith(f"{file}, row 6, column 'x': '?' is not a number (1 such cells)")
+    named = examined(file, label="ill", site="at", categorical=["x"])
+    assert not any("is not a number" in finding.text for finding in named)
+    several = examined(file, label=["z", "ill"], site="at")
+    assert "is no label among several" in only(several).text
+
+
+def test_npz_files_by_whatever_case_of_their_suffix(tmp_path):
+    for seed, name in enumerate(("a.npz", "b.npz", "c.NPZ", "._a.npz")):
+        with (tmp_path / name).open("wb") as file:
+            write_npz(file, seed)
+    assert "3 npz file(s)" in recognize(tmp_path)[1]
+    assert [c.name for c in loaded("arrays", path=str(tmp_path)).clients] == ["a", "b", "c"]
+    assert examined(tmp_path) == []
+    (tmp_path / "c.NPZ").write_bytes(b"PK cut")
+    (tmp_path / "d.nPz").symlink_to(tmp_path / "nowhere")
+    assert [f.site for f in examined(tmp_path)] == ["c", "d"]

@@ -93,3 +93,14 @@ def test_what_is_wrong_with_a_frame_is_one_line(change, options, error, match):
 def test_frames_beside_something_else_are_refused():
     with pytest.raises(DataError, match="client b: a tuple, but others are DataFrames"):
         federation_of({"a": frame(), "b": ([[1.0]], [0])}, label="outcome")
+
+
+def test_labels_of_one_frame_that_an_empty_cell_made_floats_are_the_classes_of_the_others():
+    whole = frame().assign(outcome=[0, 1] * (N // 2))
+    gap = whole.assign(outcome=whole.outcome.where(whole.index > 0)).dropna()
+    assert gap.outcome.dtype == float
+    made = federation_of({"a": whole, "b": gap}, label="outcome", drop=["patient"])
+    assert made.classes == ("0", "1")
+    odd = whole.assign(dose=["?", *whole.dose[1:]])
+    (said,) = federation_of({"a": odd, "b": whole}, label="outcome", drop=["patient"]).remarks
+    assert said.startswith("data, client a, row 0, column 'dose': '?' is not a number")

@@ -11,8 +11,10 @@ import torch
 from loading import loaded
 
 from fedbn.core.findings import check_federation
+from fedbn.data.new_samples import read_samples
 from fedbn.datasets.own_files import tables
 from fedbn.errors import ConfigError, DataError
+from fedbn.experiments.environment import facts_of
 
 needs_arrow = pytest.mark.skipif(
     importlib.util.find_spec("pyarrow") is None, reason="pyarrow (fedbn[tables]) is not installed"
@@ -175,6 +177,65 @@ def test_a_measured_label_is_no_class(tmp_path):
     path = write(tmp_path, a=lines, b=rows(10))
     with pytest.raises(DataError, match="different values in 70 rows: not classes"):
         tables(path, label="age", drop=["key"])
+
+
+def numbered(odd: dict[int, str], colour: str = "red") -> list[str]:
+    """Twenty rows of ages that are numbers, but for some."""
+    return [f"{n},{odd.get(n, n % 4)},{colour},{n % 2}" for n in range(20)]
+
+
+@pytest.mark.parametrize("odd", [{3: "?"}, {3: "?", 5: "?"}, {3: "low", 5: "high"}])
+def test_a_few_cells_that_make_texts_of_a_column_are_named(tmp_path, odd):
+    path = write(tmp_path, a=numbered(odd), b=numbered({}))
+    made = tables(path, label="ill", drop=["key"])
+    (said,) = made.remarks
+    first = f"{tmp_path}/a.csv, row 5, column 'age': {odd[3]!r} is not a number ({len(odd)} such"
+    assert said.startswith(first)
+    texts = 4 + len({*odd.values()})
+    assert f"read as {texts} texts, a feature each; leave the cell of a missing value empty" in said
+    assert made.input_shape == (texts + 1,)
+    named = tables(path, label="ill", drop=["key"], categorical=["age"])
+    assert (named.remarks, named.input_shape) == ((), made.input_shape)
+    for lines in (numbered(dict.fromkeys(odd, "")), numbered(dict.fromkeys(odd, "NA"))):
+        write(tmp_path, a=lines)
+        mended = tables(path, label="ill", drop=["key"], missing="mean")
+        assert (mended.remarks, mended.input_shape) == ((), (2,))
+
+
+def test_texts_beside_many_numbers_are_texts(tmp_path):
+    """Five of forty cells, and one of five values: more than a tenth of either."""
+    path = write(tmp_path, a=numbered(dict.fromkeys(range(5), "none given")), b=numbered({}))
+    assert tables(path, label="ill", drop=["key"]).remarks == ()
+
+
+def test_one_cell_among_measured_numbers_is_named_where_its_column_is_refused(tmp_path):
+    lines = [f"{n},{n / 7:.4f},red,{n % 2}" for n in range(200)]
+    lines[198] = "198,1.5 mg,red,0"
+    path = write(tmp_path, a=lines, b=rows(10))
+    with pytest.raises(
+        DataError, match=r"a\.csv, row 200, column 'age': '1\.5 mg' is not a number"
+    ):
+        tables(path, label="ill", drop=["key"])
+
+
+def test_a_whole_number_is_one_name_with_and_without_a_fraction_of_nought(tmp_path):
+    """As pandas writes 1, 2 where a cell of the column is empty: 1.0, 2.0."""
+    path = write(
+        tmp_path,
+        a=[f"{n},{n},{n % 3},{n % 2}" for n in range(12)],
+        b=[f"{n}.0,{n},{n % 3}.0,{n % 2}.0" for n in range(12)],
+        c=[f"x{n},{n}, {n % 3}.00 ,{n % 2 + 0.5 * (n > 9)}" for n in range(12)],
+    )
+    made = tables(path, label="ill", id="key", categorical=["colour"])
+    assert made.classes == ("0", "0.5", "1", "1.5")
+    assert made.input_shape == (1 + 3,)
+    assert "12 id(s) occur again; the first is '0' in" in made.remarks[0]
+    a, b, _ = made.clients
+    assert torch.equal(a.train.y.bincount(), b.train.y.bincount())
+    new = [read_samples(tmp_path / f"{site}.csv", facts_of(made)) for site in "ab"]
+    assert new[0].y.tolist() == [2 * (n % 2) for n in range(12)]
+    assert torch.equal(new[0].y, new[1].y)
+    assert torch.equal(new[0].x, new[1].x)
 
 
 @needs_arrow

@@ -217,6 +217,99 @@ def test_a_table_for_a_run_on_vectors(tmp_path: Path):
         read_samples(table(tmp_path, "p,q,r\n1,2,3\n"), VECTORS)
 
 
+@pytest.fixture
+def patients(tmp_path: Path) -> dict[str, Any]:
+    """What a run on one table of two sites remembers, four rows a patient."""
+    rows = "".join(f"{n % 7},{'ab'[n // 12]},{n // 4},{n % 2}\n" for n in range(24))
+    (tmp_path / "all.csv").write_text(f"age,site,patient,ill\n{rows}")
+    return facts_of(
+        tables(str(tmp_path / "all.csv"), label="ill", site="site", group="patient", test_share=0.4)
+    )
+
+
+def test_rows_of_one_patient_have_one_number(tmp_path: Path, patients: dict[str, Any]):
+    text = "age,patient,ill\n1,x,0\n2, y,1\n3,x ,1\n"
+    found = read_samples(table(tmp_path, text), patients)
+    assert found.groups is not None
+    assert found.groups.tolist() == [0, 1, 0]
+    for lacking in ("age,ill\n1,0\n", "age,patient\n1,x\n2,\n"):
+        assert read_samples(table(tmp_path, lacking), patients).groups is None
+
+
+def test_a_table_of_several_sites_is_refused_as_a_folder_of_them_is(
+    tmp_path: Path, patients: dict[str, Any]
+):
+    one = table(tmp_path, "age,site\n1,c\n2, c\n3,\n")
+    assert len(read_samples(one, patients)) == 3
+    with pytest.raises(DataError) as refused:
+        read_samples(table(tmp_path, "age,site\n1,d\n2,c\n"), patients)
+    assert str(refused.value) == (
+        f"{tmp_path}/new.csv: a table of sites (column 'site': c, d); give the rows of one of them"
+    )
+
+
+def test_a_run_that_recorded_neither_sites_nor_groups_reads_as_before(
+    tmp_path: Path, patients: dict[str, Any]
+):
+    for key in ("site", "group"):
+        del patients["preparation"]["table"][key]
+    found = read_samples(table(tmp_path, "age,site,patient\n1,c,x\n2,d,y\n"), patients)
+    assert (len(found), found.groups) == (2, None)
+
+
+NUMBERS = {**VECTORS, "classes": ["dose"], "target": ["float32", [1]]}
+LABELS = {**VECTORS, "classes": ["cough", "fever"], "target": ["bool", [2]]}
+MASKS = {**VECTORS, "target": ["uint8", [2, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "read"),
+    [
+        (NUMBERS, np.array([0.1, -2.5, 3], "float32"), [[np.float32(0.1)], [-2.5], [3]]),
+        (NUMBERS, np.zeros((3, 1)), [[0], [0], [0]]),
+        (NUMBERS, [1, 2, 3], [[1], [2], [3]]),
+        (LABELS, np.eye(3, 2, dtype=bool), [[True, False], [False, True], [False, False]]),
+        (LABELS, np.eye(3, 2), [[True, False], [False, True], [False, False]]),
+    ],
+)
+def test_targets_in_an_npz_are_read_by_what_the_run_learned(
+    tmp_path: Path, told: dict[str, Any], given: Any, read: list[Any]
+):
+    found = read_samples(npz(tmp_path, x=X, y=given), told)
+    assert found.y is not None
+    assert (found.y.tolist(), str(found.y.dtype)) == (read, f"torch.{told['target'][0]}")
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "text"),
+    [
+        (NUMBERS, np.ones((3, 2)), r"shape \(3, 2\) for 3 samples; expected \(3, 1\)"),
+        (NUMBERS, [1.5, 2.5], r"shape \(2,\) for 3 samples; expected \(3, 1\)"),
+        (NUMBERS, 1.5, "expected"),
+        (NUMBERS, [1, np.nan, 2], "row 1: no value in 'dose'"),
+        (NUMBERS, [1, 2, np.inf], "row 2, column 'dose': inf is not finite"),
+        (NUMBERS, ["a", "b", "c"], "'a' is not a number"),
+        (LABELS, [0, 1, 1], r"expected \(3, 2\)"),
+        (LABELS, np.full((3, 2), 2), "column 'cough': '2' is no label among several"),
+        (MASKS, [0, 1, 1], r"expected \(3, 2, 2\)"),
+    ],
+)
+def test_targets_of_another_kind_than_the_run_s_say_why(
+    tmp_path: Path, told: dict[str, Any], given: Any, text: str
+):
+    with pytest.raises(DataError, match=text):
+        read_samples(npz(tmp_path, x=X, y=given), told)
+
+
+def test_a_table_for_a_run_on_arrays_of_numbers_or_labels(tmp_path: Path):
+    one = read_samples(table(tmp_path, "p,q,y\n1,2,0.5\n"), NUMBERS)
+    two = read_samples(table(tmp_path, "p,fever,q,cough\n1,yes,2,0\n"), LABELS)
+    assert one.y is not None
+    assert two.y is not None
+    assert (one.y.tolist(), two.y.tolist()) == ([[0.5]], [[False, True]])
+    assert read_samples(table(tmp_path, "p,q,y\n1,2,\n"), NUMBERS).y is None
+
+
 def test_paths_that_are_nothing_of_the_kind(tmp_path: Path):
     (tmp_path / "x.pt").write_bytes(b"x")
     for path, text in ((tmp_path / "none", "no such file"), (tmp_path / "x.pt", r"\.pt; expected")):

@@ -27,6 +27,8 @@ _MOST_CLASSES = 100_000
 ENDINGS = {"x": ("x", "images"), "y": ("y", "labels")}
 """What arrays of samples and of labels may be called, behind the name of their part."""
 _ARRAYS = "arrays of NumPy, tensors or lists of numbers"
+Content = Mapping[str, NDArray[np.generic]]
+"""What an npz holds, by name."""
 
 
 def numbered_groups(names: NDArray[Any], n: int, where: str) -> Tensor:
@@ -38,7 +40,9 @@ def numbered_groups(names: NDArray[Any], n: int, where: str) -> Tensor:
 
 def tensor_of(value: Any, where: str) -> Tensor:
     """Bring numbers to a tensor; what is none is refused before anybody iterates over it."""
-    first = value = value.to_numpy() if hasattr(value, "to_numpy") else value  # pandas
+    if hasattr(value, "to_numpy"):  # pandas, which gives views that are read-only or turned round
+        value = np.array(value.to_numpy(), order="C")
+    first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     if hasattr(first, "__getitem__") and not (
@@ -130,8 +134,7 @@ def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
 
 def _check_size(content: np.lib.npyio.NpzFile, file: Path) -> None:
     """Refuse a small file that would unpack to more than the machine's memory."""
-    members = content.zip.infolist() if content.zip else []
-    size = sum(member.file_size for member in members)
+    size = sum(member.file_size for member in (content.zip.infolist() if content.zip else ()))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise DataError(
@@ -140,21 +143,19 @@ def _check_size(content: np.lib.npyio.NpzFile, file: Path) -> None:
         )
 
 
-def npz_classes(content: Mapping[str, NDArray[np.generic]], file: Path) -> tuple[str, ...] | None:
+def npz_classes(content: Content, file: Path) -> tuple[str, ...] | None:
     """Read the names of the classes; None where the file has none."""
-    names = content.get("classes")
-    if names is None:
+    if (names := content.get("classes")) is None:
         return None
     if names.ndim != 1:
         raise DataError(f"{file}: classes of shape {names.shape}; expected one name a class")
     return tuple(map(str, names))
 
 
-def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -> tuple[str, ...]:
+def common_classes(contents: Mapping[Path, Content]) -> tuple[str, ...]:
     """Find the classes that all files agree on: by name where given, else by the largest label."""
     read = {file: npz_classes(content, file) for file, content in contents.items()}
-    named = {file: names for file, names in read.items() if names is not None}
-    if named:
+    if named := {file: names for file, names in read.items() if names is not None}:
         first_file, first = next(iter(named.items()))
         for file in contents:
             if named.get(file) != first:
@@ -174,7 +175,7 @@ def common_classes(contents: Mapping[Path, Mapping[str, NDArray[np.generic]]]) -
     return tuple(str(label) for label in range(largest + 1))
 
 
-def array_split(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> Split:
+def array_split(content: Content, part: str, file: Path) -> Split:
     """Take the part `train` or `test` of what an npz holds."""
     x = channels_first(_array(content, part, "x", file), f"{file}, {part}")
     return Split(x, torch.from_numpy(_labels(content, part, file)))
@@ -196,13 +197,11 @@ def channels_first(x: NDArray[np.generic], where: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _labels(content: Mapping[str, NDArray[np.generic]], part: str, file: Path) -> NDArray[np.int64]:
+def _labels(content: Content, part: str, file: Path) -> NDArray[np.int64]:
     return _numbered(plain_labels(_array(content, part, "y", file)), f"{file}, {part}")
 
 
-def _array(
-    content: Mapping[str, NDArray[np.generic]], part: str, kind: str, file: Path
-) -> NDArray[np.generic]:
+def _array(content: Content, part: str, kind: str, file: Path) -> NDArray[np.generic]:
     names = [f"{part}_{suffix}" for suffix in ENDINGS[kind]]
     for name in names:
         if name in content:

@@ -102,8 +102,7 @@ class Benchmark:
             meant = self.aliases.get(plain, plain)
             if meant in wanted:
                 found.setdefault(meant, []).append(folder)
-        missing = [name for name in wanted if name not in found]
-        if missing:
+        if missing := [name for name in wanted if name not in found]:
             there = ", ".join(shown(folder.name) for folder in subfolders(root)[:40])
             raise DataError(
                 f"{shown(root)}: no folder {', '.join(missing)}; it has {there or 'no folders'}"

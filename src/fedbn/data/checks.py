@@ -23,8 +23,8 @@ from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal
 from fedbn.data.image_folders import FOLDER_LAYOUT
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.masks import MASK_LAYOUT, has_masks
-from fedbn.data.storage import files_in, subfolders
-from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_header
+from fedbn.data.storage import is_hidden, subfolders
+from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_files, table_header
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
 
@@ -62,7 +62,7 @@ def _federation(federation: Federation) -> Iterator[Finding]:
                 except DataError as error:
                     yield Finding("error", client.name, part, str(error))
     for remark in federation.remarks:
-        yield Finding("note", "", federation.name, remark)
+        yield Finding(getattr(remark, "severity", "note"), "", federation.name, remark)
 
 
 def _constants(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
@@ -147,8 +147,7 @@ def recognize(path: str | Path) -> tuple[str, str]:
         return _file(place)
     if not place.is_dir():
         raise DataError(f"{shown(place)}: no such file or folder; expected {LAYOUTS}")
-    kinds = _kinds(place)
-    if not kinds:
+    if not (kinds := _kinds(place)):
         raise DataError(f"{shown(place)}: neither pictures, arrays nor tables; expected {LAYOUTS}")
     (kind, text), *others = kinds.items()
     ignored = "".join(f"; ignored: {other}" for _, other in others)
@@ -165,12 +164,16 @@ def _file(file: Path) -> tuple[str, str]:
     raise DataError(f"{shown(file)}: not a folder or a table; expected {LAYOUTS}")
 
 
+def npz_files(folder: Path) -> list[Path]:
+    """List the npz files right below a folder, by name; a pipe too, which their reader refuses."""
+    found = (file for file in folder.iterdir() if file.suffix.lower() == ".npz")
+    return sorted(file for file in found if not is_hidden(file))
+
+
 def _kinds(folder: Path) -> dict[str, str]:
     """The kinds of data in a folder, each with a sentence; the likeliest first."""
-    suffixes = [file.suffix.lower() for file in files_in(folder)]
-    npz, homes = suffixes.count(".npz"), subfolders(folder)
+    rows, npz, homes = len(table_files(folder)), len(npz_files(folder)), subfolders(folder)
     masked, sites = (sum(map(asked, homes)) for asked in (has_masks, _has_pictures))
-    rows = sum(suffix in TABLE_SUFFIXES for suffix in suffixes)
     found = {
         "arrays": (npz, f"arrays: {npz} npz file(s), one a site"),
         "masks": (masked, f"pictures with masks: {masked} site(s)"),
@@ -211,11 +214,9 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
         if kind == "tables":
             _tables(place, options, read, faults)
             return in_order(faults)
-        depth = options.get("depth")  # which nobody has checked yet
-        white = depth if isinstance(depth, int) else DEPTH
         looked_at = kind == "folders" and place.is_dir()
-        faults += picture_findings(place, white) if looked_at else ()
-        for file in sorted(place.glob("*.npz")) if kind == "arrays" else ():
+        faults += picture_findings(place, options.get("depth") or DEPTH) if looked_at else ()
+        for file in npz_files(place) if kind == "arrays" else ():
             try:
                 check_name(file.stem, "file name")
                 common_classes({file: read_npz(file)})
@@ -244,16 +245,12 @@ def _reported(path: str | Path) -> Iterator[list[Finding]]:
 
 def _tables(path: Path, options: Mapping[str, Any], read: Read, faults: list[Finding]) -> None:
     faults += table_findings(path, options)
-    if options.get("label") is None:
-        text = "data.label is not set: classes were not checked"
-        faults.append(Finding("note", "", shown(path), text))
-        return
     before = stopped(faults)
     try:
         # Empty cells are reported already, and must not hide what else there is.
         faults += _federation(read({"missing": "mean"} if before else {}))
     except (ConfigError, DataError) as error:
-        if not before:
+        if not before or isinstance(error, ConfigError):
             faults.append(refusal(error, path))
 
 

@@ -164,18 +164,20 @@ def known_targets(dataset: Any) -> NDArray[Any] | None:
 
     `targets` (torchvision), `labels` (MedMNIST), `tensors` (torch), a column (Hugging Face),
     `data` (MONAI); parts and chains of such (`Subset`, `ConcatDataset`). What does not agree with
-    the first sample is no target of it.
+    the first and the last sample is no target of them: a `target_transform` may change it.
     """
     found = _told(dataset)
     if found is None or len(found) != len(dataset) or not len(found):
         return None
     values = in_one_column(np.asarray(found))
+    some = [0, len(found) - 1]
     try:
         with seeded(0):
-            first = np.asarray(parts_of(dataset[0])[1])
+            given = [np.asarray(parts_of(dataset[index])[1]).reshape(-1) for index in some]
     except FedbnError:
         return None
-    return values if np.array_equal(first.reshape(-1), values[0].reshape(-1)) else None
+    told = [values[index].reshape(-1) for index in some]
+    return values if all(map(np.array_equal, given, told)) else None
 
 
 def in_one_column(values: NDArray[Any]) -> NDArray[Any]:

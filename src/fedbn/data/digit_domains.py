@@ -260,8 +260,7 @@ def twins() -> bool:
 
 def needed_source(domain: str) -> DigitSource:
     """Find a domain's files, or say which would do."""
-    source = find_source(digits_folder(), domain)
-    if source is None:
+    if (source := find_source(digits_folder(), domain)) is None:
         raise DataError(
             f"{digits_folder()}: no {domain}: expected {describe_forms(domain)}; "
             "`fedbn data prepare digits` gets it, FEDBN_DATA names the folder above"

@@ -70,8 +70,7 @@ def read_mat(file: Path) -> list[Unchecked]:
         ) from error
     except (OSError, ValueError, TypeError, MatReadError, zlib.error, EOFError) as error:
         raise DataError(f"{file}: damaged or not a MATLAB file ({error})") from error
-    lacking = [key for key in ("X", "y") if key not in content]
-    if lacking:
+    if lacking := [key for key in ("X", "y") if key not in content]:
         names = [key for key in content if not key.startswith("__")]
         raise DataError(f"{file}: no {' and '.join(lacking)}; it has {', '.join(names) or 'none'}")
     labels = content["y"].reshape(-1)
@@ -156,8 +155,7 @@ def _rows(table: Path) -> list[tuple[str, int]]:
         ):
             line = " ".join(words)
             raise DataError(f"{table}, line {number}: {line!r}; expected a file's name and a digit")
-    rows = [(words[0], int(words[1])) for words in lines if words]
-    if not rows:
+    if not (rows := [(words[0], int(words[1])) for words in lines if words]):
         raise DataError(f"{table}: no line; expected a file's name and a digit on each")
     return rows
 

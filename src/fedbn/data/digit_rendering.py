@@ -70,8 +70,7 @@ def font_files(fonts: str = "matplotlib") -> list[Path]:
 
 def load_fonts(fonts: str = "matplotlib") -> list[Font]:
     """Draw the digits of all fonts that have them; symbol fonts and the like are left out."""
-    model = _drawn(_matplotlib() / "DejaVuSans.ttf")
-    if model is None:
+    if (model := _drawn(_matplotlib() / "DejaVuSans.ttf")) is None:
         raise DataError(f"{_matplotlib()}: no DejaVuSans.ttf; install matplotlib anew")
     usable, standard = [], _standardised(model)
     for font in filter(None, map(_drawn, font_files(fonts))):
@@ -189,9 +188,9 @@ def _chunk(
     masks = np.empty((2, _CHUNK, SIDE, SIDE), np.uint8)
     for i in range(_CHUNK):
         font, number = fonts[chosen[i]], numbers[i].tolist()
-        masks[:, i] = _mask(font.fill, font.advance, number, maps[i], blur[i])
+        masks[:, i] = _mask(font, font.fill, number, maps[i], blur[i])
         if outlines[i]:
-            masks[1, i] = _mask(font.outlined, font.advance, number, maps[i], blur[i])
+            masks[1, i] = _mask(font, font.outlined, number, maps[i], blur[i])
     return _coloured(masks.astype(np.float32) / np.float32(255), draws, look), numbers[:, 1]
 
 
@@ -212,17 +211,13 @@ def _affine(draws: np.random.Generator, look: Look) -> list[list[float]]:
 
 
 def _mask(
-    glyphs: Sequence[Image.Image],
-    advance: Sequence[int],
-    number: list[int],
-    map: list[float],
-    blur: float,
+    font: Font, glyphs: Sequence[Image.Image], number: list[int], map: list[float], blur: float
 ) -> NDArray[np.uint8]:
     line = Image.new("L", (_LINE, CELL))
     left, middle, right = number
     for digit, side in ((left, -1), (right, 1), (middle, 0)):
         if digit >= 0:
-            apart = side * (advance[middle] + advance[digit]) // 2
+            apart = side * (font.advance[middle] + font.advance[digit]) // 2
             line.paste(255, (CELL + apart, 0), glyphs[digit])
     small = line.transform(
         (2 * SIDE, 2 * SIDE), Image.Transform.AFFINE, map, Image.Resampling.BILINEAR

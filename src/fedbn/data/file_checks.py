@@ -141,16 +141,14 @@ def _about_one(one: _Seen, odd: str) -> Iterator[tuple[Severity, str]]:
 
 
 def _about_sites(seen: Sequence[_Seen], classes: Sequence[str]) -> Iterator[Finding]:
-    sites = dict.fromkeys(one.site for one in seen)
-    for site in sites:
+    for site in dict.fromkeys(one.site for one in seen):
         mine = [one for one in seen if one.site == site and not one.fault]
         modes = Counter(one.mode for one in mine)
         if len(modes) > 1:
             counted = ", ".join(f"{mode} {count}" for mode, count in modes.most_common())
             yield Finding("note", site, "", f"mixed modes, all read as RGB: {counted}")
         training = Counter(one.label for one in mine if one.part in ("all", "train"))
-        missing = [name for name in classes if name not in training]
-        if missing:
+        if missing := [name for name in classes if name not in training]:
             yield Finding("warning", site, "", f"no training picture of {', '.join(missing)}")
         if training and max(training.values()) > _RARE * min(training.values()):
             (most, many), *_, (least, few) = training.most_common()
@@ -182,7 +180,8 @@ def _alike(known: _Seen, one: _Seen) -> tuple[Severity, str]:
 
 def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
     """Report tables that cannot be read, missing values, constant and missing columns."""
-    site, label = options.get("site"), options.get("label")
+    site, label = options.get("site"), options.get("label") or ()
+    labels = {label} if isinstance(label, str) else {*label}
     read: dict[str, Table] = {}
     for file in table_files(path):
         try:
@@ -195,26 +194,25 @@ def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
         except DataError as error:
             yield refusal(error, path)
             return
-    no_features = {site, options.get("id"), *options.get("drop", ())} - {label}
+    no_features = {site, options.get("id"), *options.get("drop", ())} - labels
     for name, table in read.items():
         kept = {n: cells for n, cells in table.columns.items() if n not in no_features}
         read[name] = replace(table, columns=kept)
     known = dict.fromkeys(column for table in read.values() for column in table.columns)
-    filled = options.get("missing") == "mean"
     for name, table in read.items():
-        yield from _missing_cells(name, table, label, filled)
+        yield from _missing_cells(name, table, labels, options.get("missing") == "mean")
         if missing := [column for column in known if column not in table.columns]:
             text = f"no column {', '.join(map(repr, missing))}, which other sites have"
             yield Finding("error", name, table.where, text)
     yield from _constant_columns(read, known)
 
 
-def _missing_cells(site: str, table: Table, label: str | None, filled: bool) -> Iterator[Finding]:
+def _missing_cells(site: str, table: Table, labels: set[str], filled: bool) -> Iterator[Finding]:
     for column in table.columns:
         if rows := table.gaps(column):
-            harmless = filled and column != label
+            harmless = filled and column not in labels
             severity: Severity = "note" if harmless else "error"
-            way_out = "" if column == label else "; fill them, or set data.missing = 'mean'"
+            way_out = "" if column in labels else "; fill them, or set data.missing = 'mean'"
             text = f"column {column!r}: {len(rows)} empty cell(s), the first in row {rows[0]}"
             yield Finding(severity, site, table.where, text + ("" if harmless else way_out))
 

@@ -45,9 +45,8 @@ class PictureSet:
 
     def take(self, index: Tensor) -> PictureSet:
         """Keep some."""
-        files = tuple(self.files[i] for i in index.tolist())
         groups = tuple(self.groups[i] for i in index.tolist()) if self.groups else ()
-        return PictureSet(files, self.labels[index], groups)
+        return PictureSet(tuple(self.files[i] for i in index.tolist()), self.labels[index], groups)
 
     @property
     def numbered(self) -> Tensor | None:
@@ -65,8 +64,7 @@ def owners(files: Sequence[Path], pattern: str) -> tuple[str, ...]:
         raise ConfigError(f"data.group = {pattern!r}: no regular expression ({error})") from error
     names = []
     for file in files:
-        found = form.search(file.stem)
-        if found is None:
+        if (found := form.search(file.stem)) is None:
             raise DataError(f"{shown(file)}: its name does not match data.group = {pattern!r}")
         names.append(found[1] if form.groups else found[0])
     return tuple(names)
@@ -178,8 +176,7 @@ _SHOWN = 5
 def stems_in_both(listing: Mapping[str, Sequence[PictureSet]]) -> str:
     """Point out stems (`p00` of `p00_1.png`) in both training and test; empty where none are."""
     texts = {site: _of_site(train, test) for site, (train, test, *_) in listing.items()}
-    told = [f"{site} {text}" for site, text in texts.items() if text]
-    if not told:
+    if not (told := [f"{site} {text}" for site, text in texts.items() if text]):
         return ""
     more = " ..." if len(told) > _SHOWN else ""
     return (
@@ -201,8 +198,7 @@ def _of_site(train: PictureSet, test: PictureSet) -> str:
     if len(several) < _FEWEST or 2 * sum(counts[stem] for stem in several) < counts.total():
         return ""
     trained, tested = ({_stem(f): f for f in part.files} for part in (train, test))
-    both = [stem for stem in tested if stem in several and stem in trained]
-    if not both:
+    if not (both := [stem for stem in tested if stem in several and stem in trained]):
         return ""
     first, second = trained[both[0]].name, tested[both[0]].name
     return f"{len(both)} of {len(tested)}, as {shown(first)} and {shown(second)}"
@@ -244,8 +240,7 @@ def find_sites(folder: Path) -> list[SiteFolders]:
     check_folder(folder, FOLDER_LAYOUT)
     homes = subfolders(folder)
     check_distinct(homes)
-    sites = [find_site(home) for home in homes]
-    if not sites:
+    if not (sites := [find_site(home) for home in homes]):
         raise DataError(f"{shown(folder)}: no sites; expected {FOLDER_LAYOUT}")
     return sites
 

@@ -164,8 +164,7 @@ def read_pictures(
             pixels[number] = picture
 
     with watched() as odd, ThreadPoolExecutor(cores()) as pool:
-        for _ in pool.map(fill, range(len(files))):
-            pass
+        list(pool.map(fill, range(len(files))))
     for file, text in list(odd.items())[:1]:
         _LOG.warning(
             f"{len(odd)} picture(s) are odd, but can be read; the first: {shown(file)}: {text}"
@@ -265,5 +264,4 @@ class FlipAndTurn:
         matrices = torch.stack([across, down], dim=1).to(x)
         grid = functional.affine_grid(matrices, list(x.shape), align_corners=False)
         # Outside the picture grid_sample reads 0, which must mean black.
-        lifted = functional.grid_sample(x - _BLACK, grid, align_corners=False)
-        return lifted.add_(_BLACK)
+        return functional.grid_sample(x - _BLACK, grid, align_corners=False).add_(_BLACK)

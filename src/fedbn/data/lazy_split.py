@@ -197,15 +197,13 @@ class LazySplit:
         self, order: Iterable[Tensor | slice], seed: int = 0, per_pass: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Read batches in an order; all of it is drawn first, so no draw depends on workers."""
-        rows = [self._rows(index) for index in order]
-        for x, y in self.loader.batches(rows, seed, per_pass):
+        for x, y in self.loader.batches([self._rows(index) for index in order], seed, per_pass):
             yield scaled(x.to(self.device)), widened(y.to(self.device))
 
     def take(self, index: Tensor) -> LazySplit:
         """Keep some samples."""
-        rows = self.rows[index]
         y, groups = (None if each is None else each[index] for each in (self.y, self.groups))
-        return replace(self, rows=rows, y=y, groups=groups)
+        return replace(self, rows=self.rows[index], y=y, groups=groups)
 
     def to(self, device: torch.device | str) -> LazySplit:
         """Let batches go to a device."""

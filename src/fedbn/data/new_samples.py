@@ -8,24 +8,23 @@ A picture becomes RGB or grey, is resized like the training pictures and scaled 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.core.federation import scaled
-from fedbn.data import arrays
+from fedbn.core.federation import A_CLASS, scaled
+from fedbn.data import arrays, tables
 from fedbn.data.benchmarks import plain_name
+from fedbn.data.image_folders import owners
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
 from fedbn.data.own_pictures import normalised
 from fedbn.data.storage import files_in, subfolders
-from fedbn.data.table_files import TABLE_SUFFIXES, read_table
-from fedbn.data.tables import features, table_labels
+from fedbn.data.table_files import TABLE_SUFFIXES, Table, is_missing, read_table
 from fedbn.errors import DataError, unknown
 from fedbn.text import shown
 
@@ -41,7 +40,7 @@ class Found:
     """Files and what to call them; their labels, where there are some; remarks; which part."""
 
     files: Mapping[Path, str]
-    labels: NDArray[np.int64] | None = None
+    labels: Tensor | None = None
     notes: tuple[str, ...] = ()
     part: str = ""
 
@@ -55,15 +54,12 @@ def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
         found = find_pictures(chosen, inputs, part)
         notes = (f"{shown(folder)}: read its {chosen.name} part", *found.notes)
         return replace(found, notes=notes, part=chosen.name)
-    named = _class_folders(folder, inputs)
-    if named:
+    if named := _class_folders(folder, inputs):
         return _labelled(folder, named, inputs)
-    sites = [site for site in below if _class_folders(site, inputs)]
-    if sites:
+    if sites := [site for site in below if _class_folders(site, inputs)]:
         names = ", ".join(shown(site.name) for site in sites[:10])
         raise DataError(f"{shown(folder)}: a folder of sites ({names}); give one of them")
-    files = pictures_below(folder)
-    if not files:
+    if not (files := pictures_below(folder)):
         raise DataError(f"{shown(folder)}: no pictures in it")
     inside = any(file.parent != folder for file in files)
     notes = ("its folders are no classes of the run: read as unlabelled",) if inside else ()
@@ -77,14 +73,13 @@ def _labelled(folder: Path, named: Sequence[Path], inputs: Mapping[str, Any]) ->
     files: dict[Path, str] = {}
     labels: list[int] = []
     for home in subfolders(folder):
-        found = pictures_below(home)
-        if not found:
+        if not (found := pictures_below(home)):
             continue
         if home not in named:
             raise DataError(f"{shown(home)}: {unknown('class', shown(home.name), classes)}")
         files |= _called(found, folder)
         labels += [classes.index(_meant(home, inputs))] * len(found)
-    return Found(files, np.array(labels, dtype=np.int64))
+    return Found(files, torch.tensor(labels))
 
 
 def _class_folders(folder: Path, inputs: Mapping[str, Any]) -> list[Path]:
@@ -110,7 +105,8 @@ def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
 class Samples:
     """Samples (n, ...) ready for a model, what each is called, and labels where there are some.
 
-    `notes` are for the user; `part` is `train` or `test` where this is one part of divided data.
+    `notes` are for the user; `part` is `train` or `test` where this is one part of divided data;
+    `groups` number whose each is, where the run knows that (`data.group`) and all samples say it.
     """
 
     x: Tensor
@@ -118,6 +114,7 @@ class Samples:
     y: Tensor | None = None
     notes: tuple[str, ...] = ()
     part: str = ""
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -150,8 +147,7 @@ def read_samples(
     Where the run normalised each client's samples by its own levels, `client` says whose these are.
     """
     samples = _as_read(path, inputs, part)
-    known = inputs.get("preparation", {}).get("levels")
-    if not known:
+    if not (known := inputs.get("preparation", {}).get("levels")):
         return samples
     same = len({str(each) for each in known.values()}) == 1
     own = next(iter(known.values())) if same else known.get(client)
@@ -171,12 +167,7 @@ def _as_read(path: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
     if place.suffix.lower() == ".npz":
         return _arrays(place, inputs, part)
     if place.suffix.lower() in TABLE_SUFFIXES:
-        table = read_table(place)
-        values, notes = features(table, inputs)
-        labels = table_labels(table, inputs)
-        y = None if labels is None else torch.from_numpy(labels)
-        rows = tuple(f"row {row}" for row in table.rows)
-        return Samples(torch.from_numpy(values), rows, y, notes)
+        return _rows(read_table(place), inputs)
     if is_picture(place):
         return _pictures(Found({place: place.name}), inputs)
     raise DataError(f"{shown(place)}: {place.suffix or 'no suffix'}; expected {LEGAL}")
@@ -201,20 +192,34 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
         )
     told = inputs.get("preparation", {})
     depth, normalize = told.get("depth"), told.get("normalize")
-    if depth is None and normalize is None and "levels" not in told and inputs["dtype"] != "uint8":
+    if depth is None and normalize is None and "levels" not in told and not takes_bytes(inputs):
         low, high = inputs["range"]
-        if not (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED):
-            raise DataError(
-                f"the run was trained on floats from {low:.4g} to {high:.4g}, while pictures "
-                "become −1 to 1; save them in an npz file, scaled like the training data"
-            )
+        raise DataError(
+            f"the run was trained on floats from {low:.4g} to {high:.4g}, while pictures "
+            "become −1 to 1; save them in an npz file, scaled like the training data"
+        )
     channels, height, width = shape
     x = read_pictures(files, (width, height), depth or DEPTH, channels)
     notes = found.notes
     if x.is_floating_point() and depth is None:
         notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
-    y = None if found.labels is None else torch.from_numpy(found.labels)
-    return Samples(normalised(x, normalize), tuple(found.files.values()), y, notes, found.part)
+    names, groups = tuple(found.files.values()), None
+    if pattern := told.get("group"):
+        with suppress(DataError):  # a name that does not match matters where samples are divided
+            groups = tables.row_groups(owners(files, pattern))
+    return Samples(normalised(x, normalize), names, found.labels, notes, found.part, groups)
+
+
+def _rows(table: Table, inputs: Mapping[str, Any]) -> Samples:
+    """Read a table's rows, which must be one site's."""
+    sites = {cell for cell in tables.cells_of(table, inputs, "site") if not is_missing(cell)}
+    if len(sites) > 1:
+        names = f"column {tables.told_of(inputs)['site']!r}: {', '.join(sorted(sites)[:10])}"
+        raise DataError(f"{table.where}: a table of sites ({names}); give the rows of one of them")
+    x, notes = tables.features(table, inputs)
+    y, rows = tables.table_labels(table, inputs), tuple(f"row {row}" for row in table.rows)
+    groups = tables.row_groups(tables.cells_of(table, inputs, "group"))
+    return Samples(torch.from_numpy(x), rows, y, notes, groups=groups)
 
 
 def _masked(home: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
@@ -223,8 +228,7 @@ def _masked(home: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
     found = pairs_in(home / part if divided else home)
     samples = _pictures(Found({file: file.name for file in found.pictures}), inputs)
     height, width = inputs["input_shape"][1:]
-    masks = read_masks(found, (width, height))
-    y = numbered(masks, inputs["preparation"]["masks"], found.masks)
+    y = numbered(read_masks(found, (width, height)), inputs["preparation"]["masks"], found.masks)
     return replace(samples, y=y, part=part if divided else "")
 
 
@@ -232,8 +236,7 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
     content = arrays.read_npz(file)
     prefixes = (f"{part}_", "", "test_" if part == "train" else "train_")
     names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in arrays.ENDINGS["x"]]
-    chosen = next((name for name in names if name in content), None)
-    if chosen is None:
+    if (chosen := next((name for name in names if name in content), None)) is None:
         raise DataError(
             f"{shown(file)}: no samples; expected one of {', '.join(names)}; it has "
             f"{', '.join(content) or 'nothing'}"
@@ -247,22 +250,29 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
 
 
 def _array_labels(
-    content: Mapping[str, NDArray[np.generic]],
-    prefix: str,
-    n: int,
-    inputs: Mapping[str, Any],
-    file: Path,
+    content: arrays.Content, prefix: str, n: int, inputs: Mapping[str, Any], file: Path
 ) -> Tensor | None:
-    """Bring labels, by name or by number in the file's own classes, to the run's."""
+    """Bring targets to the run's: numbers, labels, or classes by name or place in the file's."""
     keys = [f"{prefix}{ending}" for ending in arrays.ENDINGS["y"]]
-    labels = next((arrays.plain_labels(content[key]) for key in keys if key in content), None)
-    if labels is None:
+    if (given := next((content[key] for key in keys if key in content), None)) is None:
         return None
-    own, where = arrays.npz_classes(content, file), f"{shown(file)}, labels"
-    if own is None or labels.dtype.kind in "US":
-        return torch.from_numpy(arrays.labels_of(labels, n, inputs["classes"], where))
-    names = [own[label] for label in arrays.labels_of(labels, n, own, where)]
-    return torch.from_numpy(arrays.places(names, inputs["classes"], where))
+    names, numbers, where = inputs["classes"], tables.numbers_in(inputs), f"{shown(file)}, labels"
+    plain, (_, size) = arrays.plain_labels(given), inputs.get("target") or A_CLASS
+    y = plain if numbers is None else given.reshape(n, -1) if given.shape == (n,) else given
+    if y.shape != (n, *size):
+        raise DataError(f"{where} of shape {y.shape} for {n} samples; expected {(n, *size)}")
+    if numbers is None:
+        own = arrays.npz_classes(content, file) or names
+        found = [own[label] for label in arrays.labels_of(y, n, own, where)]
+        return torch.from_numpy(arrays.places(found, names, where))
+    columns = {name: list(map(str, c)) for name, c in zip(names, y.T.tolist(), strict=False)}
+    return tables.table_targets(Table(where, columns, list(range(n))), names, numbers, ())
+
+
+def takes_bytes(inputs: Mapping[str, Any]) -> bool:
+    """Tell whether a run was trained on pixels, or on floats that look like scaled ones."""
+    low, high = inputs.get("range") or (-1.0, 1.0)
+    return inputs["dtype"] == "uint8" or (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED)
 
 
 def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:

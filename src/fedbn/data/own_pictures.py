@@ -220,8 +220,7 @@ def _listed(table: Table, home: Path, classes: Sequence[str]) -> PictureSet:
             raise DataError(f"{table.where}, row {row}: {shown(picture)}: no such file")
     cells = [cell.strip() for cell in table.columns["label"]]
     labels = torch.from_numpy(places(cells, classes, table.where))
-    known = "patient" in table.columns
-    patients = table.whole("patient", "a manifest", "") if known else ()
+    patients = table.whole("patient", "a manifest", "") if "patient" in table.columns else ()
     return PictureSet(tuple(files), labels, tuple(patients))
 
 

@@ -116,8 +116,7 @@ def _fetch_once(url: str, md5: str, target: Path, listener: DownloadListener) ->
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    # Compressed files must arrive as they are.
-    headers = {"Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}  # compressed files must arrive as they are
     progress, incoming = listener.follow(target.name), target.parent / ".incoming"
     get = pooch.HTTPDownloader(progressbar=progress, timeout=_SILENCE, headers=headers)
     try:
@@ -292,10 +291,9 @@ def _download(domain: str, listener: DownloadListener) -> None:
 
 
 def _found(domain: str) -> DigitSource | None:
-    try:
+    with contextlib.suppress(DataError):  # incomplete
         return find_source(digits_folder(), domain)
-    except DataError:
-        return None  # incomplete
+    return None
 
 
 def _made(options: Mapping[str, Any]) -> set[str]:

@@ -69,8 +69,7 @@ def federation_of(
     if isinstance(data, Federation):
         return data
     named = data if isinstance(data, Mapping) else {"data": data}
-    given = {str(name): each for name, each in named.items()}
-    if not given:
+    if not (given := {str(name): each for name, each in named.items()}):
         raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
     columns = TableOptions(
         label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
@@ -80,6 +79,9 @@ def federation_of(
     if columns != TableOptions(test_share=test_share, split_seed=split_seed):
         raise ConfigError("data.label, data.site and the like name columns, which DataFrames have")
     parts = {name: _parts(name, each) for name, each in given.items()}
+    if len(orders := {p.columns for own in parts.values() for p in own.values() if p.columns}) > 1:
+        told = " and ".join(", ".join(names[:10]) for names in sorted(orders)[:2])
+        raise DataError(f"data: DataFrames of other columns, or in another order: {told}")
     return _federation(parts, classes, workers, columns)
 
 
@@ -92,6 +94,7 @@ class _Part:
     x: Tensor | None = None
     y: NDArray[Any] | None = None
     groups: Tensor | None = None
+    columns: tuple[str, ...] = ()  # of a DataFrame
 
     def __len__(self) -> int:
         return len(self.dataset if self.x is None else self.x)
@@ -131,13 +134,13 @@ def _part(where: str, given: Any) -> _Part:
     names = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
     if names.dtype.kind == "O" and all(isinstance(v, str) for v in names.flat):
         names = names.astype(str)
-    is_names = names.dtype.kind in "USb"
-    y = names if is_names else tensor_of(y, f"{where}, y").numpy(force=True)
+    y = names if names.dtype.kind in "USb" else tensor_of(y, f"{where}, y").numpy(force=True)
     if len(given) == 3:
         groups = numbered_groups(np.asarray(given[2]), len(x), f"{where}, groups")
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
-    return _Part(where, x=x if x.dtype == torch.uint8 else x.float(), y=y, groups=groups)
+    columns = tuple(map(str, given[0].columns)) if is_frame(given[0]) else ()
+    return _Part(where, None, x if x.dtype == torch.uint8 else x.float(), y, groups, columns)
 
 
 def _federation(

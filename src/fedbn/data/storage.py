@@ -95,8 +95,7 @@ def cached(name: str, depends_on: Mapping[str, object], make: Callable[[], Array
     text = json.dumps(dict(depends_on), sort_keys=True, default=str)
     entry = Path(name) / hashlib.sha256(text.encode()).hexdigest()[:20]
     for folder in _folders():
-        found = _read(folder / entry)
-        if found is not None:
+        if (found := _read(folder / entry)) is not None:
             return found
     arrays = make()
     for folder in _folders():
@@ -140,8 +139,7 @@ def _folders() -> list[Path]:
 
 
 def _read(entry: Path) -> Arrays | None:
-    files = sorted(entry.glob("*.npy"))
-    if not files:
+    if not (files := sorted(entry.glob("*.npy"))):
         return None
     try:
         return {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}

@@ -103,9 +103,8 @@ def _components(features: Tensor, count: int) -> Tensor:
     """Principal components, from the products of all pairs of samples or of features, if fewer."""
     centred = features - features.mean(dim=0)
     first = slice(-count, None)
-    scores: Tensor
     if centred.shape[1] < len(centred):
-        scores = centred @ torch.linalg.eigh(centred.T @ centred)[1][:, first]
+        scores: Tensor = centred @ torch.linalg.eigh(centred.T @ centred)[1][:, first]
     else:
         values, vectors = torch.linalg.eigh(centred @ centred.T)
         scores = vectors[:, first] * values[first].clamp(min=0).sqrt()
@@ -117,20 +116,13 @@ def _gaussian(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def survey(federation: Federation, samples: int = 100, examples: int = 10) -> dict[str, Any]:
-    """Measure a federation for a picture and a table.
+    """Measure a federation for a picture and a table, in plain values.
 
-    Args:
-        federation: The data.
-        samples: Training samples a client that its histogram is made of, drawn by a fixed seed.
-        examples: Pictures shown a client, of different classes where there are as many.
-
-    Returns:
-        A dict of plain values: `name`, `remarks`, `samples`, `shape`, `clients`, `classes`;
-        `sizes`, `coverage` and `skew` of the training samples, by client (how many, of how many
-        classes, `label_skew`); `train` and `test`, counts by client and class; `distances`, a
-        matrix;
-        `edges` and `histograms`, shares by client and channel; `examples`, by client an array
-        (n, h, w, 3) of uint8, or an empty list for samples that are no pictures.
+    A client's histogram is made of so many training samples, drawn by a fixed seed; its examples
+    are pictures of different classes where there are as many, an array (n, h, w, 3) of uint8, and
+    there are none of samples that are no pictures. `sizes`, `coverage` and `skew` are of the
+    training samples (how many, of how many classes, `label_skew`), `train` and `test` counts by
+    client and class, `histograms` shares by client and channel between the `edges`.
     """
     clients = federation.clients
     draws = {c.name: generator(0, "view", client=c.name) for c in clients}
@@ -182,8 +174,7 @@ def _counts(split: AnySplit, federation: Federation) -> list[int]:
         return [len(y)] * classes
     if kind is Targets.MASK:
         y = torch.stack([(y == label).flatten(1).any(dim=1) for label in range(classes)], dim=1)
-    counts: list[int] = (y.sum(dim=0) if y.dim() > 1 else y.bincount(minlength=classes)).tolist()
-    return counts
+    return (y.sum(dim=0) if y.dim() > 1 else y.bincount(minlength=classes)).tolist()
 
 
 def _edges(values: Sequence[Tensor]) -> NDArray[np.float64]:

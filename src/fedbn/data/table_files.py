@@ -20,6 +20,7 @@ from fedbn.text import one_line, shown
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
 _DECIMAL_COMMA = re.compile(r"\A(\s*[+-]?\d+),(\d+\s*)\Z")
+_WHOLE = re.compile(r"\A(\s*[+-]?\d+)\.0+(\s*)\Z")  # so pandas writes 1 beside an empty cell
 _LONGEST_CELL = 1_000_000
 _MOST_CLASSES = 1000
 
@@ -31,6 +32,10 @@ class Table:
     where: str
     columns: Mapping[str, list[str]]
     rows: list[int]
+
+    def __post_init__(self) -> None:
+        for cells in self.columns.values():
+            cells[:] = [_WHOLE.sub(r"\1\2", cell) if ".0" in cell else cell for cell in cells]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -56,10 +61,10 @@ class Table:
         cells = zip(self.rows, self.columns[name], strict=True)
         return [row for row, cell in cells if is_missing(cell)]
 
-    def take(self, index: list[int], where: str) -> Table:
+    def take(self, index: list[int]) -> Table:
         """Keep some rows."""
         kept = {name: [cells[i] for i in index] for name, cells in self.columns.items()}
-        return Table(where, kept, [self.rows[i] for i in index])
+        return Table(self.where, kept, [self.rows[i] for i in index])
 
 
 def is_missing(cell: str) -> bool:
@@ -164,8 +169,7 @@ def table_files(path: Path) -> list[Path]:
 
 def read_sites(path: Path, site: str | None) -> dict[str, Table]:
     """Read the table of each site."""
-    files = table_files(path)
-    if not files:
+    if not (files := table_files(path)):
         raise DataError(f"{shown(path)}: no tables; expected {TABLE_LAYOUT}")
     if site is None:
         if len(files) == 1:
@@ -189,7 +193,7 @@ def by_site(table: Table, site: str) -> dict[str, Table]:
     rows: dict[str, list[int]] = {}
     for number, cell in enumerate(table.whole(site, "data.site", "")):
         rows.setdefault(cell, []).append(number)
-    return {name: table.take(rows[name], table.where) for name in sorted(rows)}
+    return {name: table.take(rows[name]) for name in sorted(rows)}
 
 
 def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
@@ -216,9 +220,8 @@ def repeated_ids(tables: Mapping[str, Table], id: str) -> tuple[str, ...]:
     for table in tables.values():
         for row, cell in zip(table.rows, table.column(id, "data.id"), strict=True):
             place = f"{table.where}, row {row}"
-            if cell in first:
+            if first.setdefault(cell, place) != place:
                 repeated.append(f"{cell.strip()!r} in {first[cell]} and {place}")
-            first.setdefault(cell, place)
     if not repeated:
         return ()
     return (f"column {id!r}: {len(repeated)} id(s) occur again; the first is {repeated[0]}",)

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import A_CLASS, Client, Federation, Split
+from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator
 from fedbn.data import table_files
 from fedbn.data.arrays import numbered_groups, places
@@ -23,6 +25,7 @@ from fedbn.data.table_files import Table, is_missing
 from fedbn.errors import ConfigError, DataError
 
 _MOST_VALUES = 1000
+_MOST_ODD = 0.1  # a larger share of cells, and of values, that are no numbers is meant as texts
 _LABELS = ("label", "y", "class")
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -33,6 +36,7 @@ class Column:
 
     name: str
     values: tuple[str, ...] | None
+    remark: Warned | None = None
 
     @property
     def width(self) -> int:
@@ -65,11 +69,8 @@ def feature_columns(
     for table in tables.values():
         for one, other in ((first, table), (table, first)):
             for name in one.columns:
-                if name not in other.columns and name not in left_out:
-                    raise DataError(
-                        f"{other.where}: no column {name!r}, which {one.where} has; "
-                        f"it has {', '.join(other.columns)}"
-                    )
+                if name not in left_out:
+                    other.column(name, f"{one.where} has it")
     if not names:
         raise DataError(f"{first.where}: no columns left as features")
     for name in categorical:
@@ -111,21 +112,31 @@ def filled(
 
 
 def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
-    cells = [c for table in tables for c in table.columns[name] if not is_missing(c)]
+    cells = [c.strip() for table in tables for c in table.columns[name] if not is_missing(c)]
     if not cells:
         raise DataError(f"{tables[0].where}: column {name!r} has no values; name it in data.drop")
-    if not categorical and all(is_number(cell) for cell in cells):
+    odd = [] if categorical else [cell for cell in cells if not is_number(cell)]
+    if not categorical and not odd:
         column = Column(name, None)
         for table in tables:
             _check_cells(table, column)
         return column
-    values = sorted({cell.strip() for cell in cells})
+    values, remark = sorted({*cells}), None
+    if odd and min(len(odd) / len(cells), len({*odd}) / len(values)) <= _MOST_ODD:
+        table = next(table for table in tables if odd[0] in map(str.strip, table.columns[name]))
+        row = table.rows[list(map(str.strip, table.columns[name])).index(odd[0])]
+        remark = Warned(
+            f"{table.where}, row {row}, column {name!r}: {odd[0]!r} is not a number ({len(odd)} "
+            f"such cells), so the column is read as {len(values)} texts, a feature each; leave the "
+            "cell of a missing value empty (data.missing), or name the column in data.categorical"
+        )
     if len(values) > min(_MOST_VALUES, max(50, len(cells) // 2)):
         raise DataError(
-            f"{tables[0].where}: column {name!r} has {len(values)} different texts in "
+            remark
+            or f"{tables[0].where}: column {name!r} has {len(values)} different texts in "
             f"{len(cells)} rows, the first {values[0]!r}: name it in data.id or data.drop"
         )
-    return Column(name, tuple(values))
+    return Column(name, tuple(values), remark)
 
 
 def _check_cells(table: Table, column: Column) -> None:
@@ -162,10 +173,9 @@ def features(
     An empty cell is refused, or becomes the column's mean over these rows where the run was
     trained with `data.missing = "mean"`.
     """
-    told = inputs.get("preparation", {}).get("table")
-    columns = _columns(table, inputs, told)
+    columns = _columns(table, inputs)
     gaps = sum(len(table.gaps(column.name)) for column in columns)
-    if gaps and not (told and told["missing"] == "mean"):
+    if gaps and told_of(inputs).get("missing") != "mean":
         check_complete(table, columns)
     for column in columns:
         _check_cells(table, column)
@@ -177,61 +187,76 @@ def features(
 _WORDS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
 
 
-def target_columns(
-    table: Table, names: Sequence[str], numbers: bool
-) -> NDArray[np.float32] | NDArray[np.bool_]:
-    """The rows' numbers, or which of several labels each has, (rows, names)."""
+def table_targets(
+    table: Table, names: Sequence[str], numbers: bool | None, classes: Sequence[str]
+) -> Tensor:
+    """The rows' numbers, or which of several labels each has, (rows, names); or their classes."""
     found = []
     for name in names:
         cells = table.whole(name, "data.label")
+        if numbers is None:
+            return torch.from_numpy(places(cells, classes, f"{table.where}, column {name!r}"))
         if numbers:
             _check_cells(table, Column(name, None))
-            found.append(np.array([float(cell) for cell in cells], dtype=np.float32))
+            found.append(torch.tensor([float(cell) for cell in cells]))
             continue
-        for row, cell in zip(table.rows, cells, strict=True):
-            if cell.lower().removesuffix(".0") not in _WORDS:
-                legal = ", ".join(_WORDS)
+        words = [cell.lower().removesuffix(".0") for cell in cells]
+        for row, cell, word in zip(table.rows, cells, words, strict=True):
+            if word not in _WORDS:
                 raise DataError(
                     f"{table.where}, row {row}, column {name!r}: {cell!r} is no label among "
-                    f"several; legal are {legal} (data.numbers = true learns numbers)"
+                    f"several; legal are {', '.join(_WORDS)} (data.numbers = true learns numbers)"
                 )
-        found.append(np.array([_WORDS[cell.lower().removesuffix(".0")] for cell in cells]))
-    return np.stack(found, axis=1)
+        found.append(torch.tensor([_WORDS[word] for word in words]))
+    return torch.stack(found, dim=1)
 
 
-def table_labels(table: Table, inputs: Mapping[str, Any]) -> NDArray[Any] | None:
-    """The rows' labels, where the table has a column of them."""
-    told = inputs.get("preparation", {}).get("table")
-    if told and (told.get("numbers") or not isinstance(told["label"], str)):
-        names = [told["label"]] if isinstance(told["label"], str) else told["label"]
-        known = all(name in table.columns for name in names)
-        return target_columns(table, names, bool(told.get("numbers"))) if known else None
-    name = _label_column(table, inputs)
-    if name is None or len(table.gaps(name)) == len(table):
+def told_of(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a run remembers of its tables; empty where it was trained on other data."""
+    return inputs.get("preparation", {}).get("table") or {}
+
+
+def cells_of(table: Table, inputs: Mapping[str, Any], what: Literal["site", "group"]) -> list[str]:
+    """The cells of the column that was the run's `what`, stripped; none where there is none."""
+    named = told_of(inputs).get(what)
+    return [c.strip() for name, cells in table.columns.items() if name == named for c in cells]
+
+
+def row_groups(cells: Sequence[str]) -> Tensor | None:
+    """Number rows by the group of each; None where not every row has one."""
+    known = cells and not any(map(is_missing, cells))
+    return numbered_groups(np.array(cells), len(cells), "groups") if known else None
+
+
+def table_labels(table: Table, inputs: Mapping[str, Any]) -> Tensor | None:
+    """The rows' targets, of the kind that the run learned, where the table has them."""
+    names = _label_columns(table, inputs)
+    if all(len(table.gaps(name)) == len(table) for name in names):
         return None
-    cells = table.whole(name, "data.label", ", which others have")
-    return places(cells, inputs["classes"], f"{table.where}, column {name!r}")
+    return table_targets(table, names, numbers_in(inputs), inputs["classes"])
 
 
-def _label_column(table: Table, inputs: Mapping[str, Any]) -> str | None:
-    told = inputs.get("preparation", {}).get("table")
-    names = (told["label"],) if told else _LABELS
-    return next((name for name in names if name in table.columns), None)
+def numbers_in(inputs: Mapping[str, Any]) -> bool | None:
+    """Whether a run's targets are numbers, or several labels; None where they are classes."""
+    kind, _ = inputs.get("target") or A_CLASS
+    return {"float32": True, "float64": True, "bool": False}.get(kind)
 
 
-def _columns(
-    table: Table, inputs: Mapping[str, Any], told: Mapping[str, Any] | None
-) -> list[Column]:
-    if told:
+def _label_columns(table: Table, inputs: Mapping[str, Any]) -> list[str]:
+    """The columns of a run's targets; none where the table lacks one of them."""
+    several = numbers_in(inputs) is not None and len(inputs["classes"]) > 1
+    label = told_of(inputs).get("label", inputs["classes"] if several else None)
+    known = [[label] if isinstance(label, str) else label] if label else [[n] for n in _LABELS]
+    return next((names for names in known if table.columns.keys() >= set(names)), [])
+
+
+def _columns(table: Table, inputs: Mapping[str, Any]) -> list[Column]:
+    if told := told_of(inputs):
         for name, _ in told["columns"]:
-            if name not in table.columns:
-                raise DataError(
-                    f"{table.where}: no column {name!r}, which the run was trained on; it has "
-                    f"{', '.join(table.columns)}"
-                )
+            table.column(name, "the run was trained on it")
         return [Column(str(n), None if v is None else tuple(v)) for n, v in told["columns"]]
-    label = _label_column(table, inputs)
-    names = [name for name in table.columns if name != label]
+    labels = _label_columns(table, inputs)
+    names = [name for name in table.columns if name not in labels]
     shape = tuple(inputs["input_shape"])
     if shape != (len(names),):
         raise DataError(
@@ -269,8 +294,8 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         named = ", ".join(next(iter(tables.values())).columns)
         raise ConfigError(f"data.label is needed for tables: the column of classes, of {named}")
     labels = [label] if isinstance(label, str) else list(label)
-    several = options.numbers or not isinstance(label, str)
-    found = tuple(labels) if several else None
+    numbers = options.numbers if options.numbers or not isinstance(label, str) else None
+    found = None if numbers is None else tuple(labels)
     classes = options.classes or found or table_files.label_classes(tables, labels[0])
     others = (options.site, options.id, group, *options.drop)
     no_features = {*labels, *(name for name in others if name is not None)}
@@ -281,26 +306,22 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     clients = []
     for site, table in tables.items():
         x = np.concatenate([column.encode(table) for column in columns], axis=1)
-        if several:
-            y = torch.from_numpy(target_columns(table, labels, options.numbers))
-        else:
-            cells = [cell.strip() for cell in table.columns[labels[0]]]
-            y = torch.from_numpy(places(cells, classes, table.where))
-        groups = None
-        if group is not None:
-            same = np.array(table.whole(group, "data.group"))
-            groups = numbered_groups(same, len(table), f"{table.where}, column {group!r}")
-        whole = Split(torch.from_numpy(x), y, groups=groups)
+        y = table_targets(table, labels, numbers, classes)
+        same = [] if group is None else table.whole(group, "data.group")
+        whole = Split(torch.from_numpy(x), y, groups=row_groups(same))
         draws = generator(options.split_seed, "test split", client=site)
         rest, held = divided(whole, options.test_share, draws)
         whole = replace(whole, x=torch.from_numpy(filled(x, rest.numpy(), columns, table)))
         clients.append(Client(site, site, whole.take(rest), {site: whole.take(held)}))
-    remarks = table_files.repeated_ids(tables, options.id) if options.id else ()
+    remarks: tuple[str, ...] = tuple(column.remark for column in columns if column.remark)
+    remarks += table_files.repeated_ids(tables, options.id) if options.id else ()
     told = {
         "columns": [[c.name, c.values] for c in columns],
         "label": label if isinstance(label, str) else labels,
         "missing": options.missing,
         "numbers": options.numbers,
+        "site": options.site,
+        "group": group,
     }
     return Federation(name, tuple(clients), classes, remarks, {"table": told})
 
@@ -312,11 +333,7 @@ def is_frame(value: Any) -> bool:
 
 def frame_tables(frames: Mapping[str, Any], site: str | None) -> dict[str, Table]:
     """Give each client its table: its own DataFrame, or its rows of one that has a column."""
-    for name, frame in frames.items():
-        if not is_frame(frame):
-            got = type(frame).__name__
-            raise DataError(f"data, client {name}: a {got}, but others are DataFrames")
-    tables = {name: _table(frame, f"data, client {name}") for name, frame in frames.items()}
+    tables = {name: frame_table(frame, f"data, client {name}") for name, frame in frames.items()}
     if site is None:
         return tables
     if len(tables) > 1:
@@ -324,8 +341,10 @@ def frame_tables(frames: Mapping[str, Any], site: str | None) -> dict[str, Table
     return table_files.by_site(replace(next(iter(tables.values())), where="data"), site)
 
 
-def _table(frame: Any, where: str) -> Table:
+def frame_table(frame: Any, where: str) -> Table:
     """Read a DataFrame as text, as files are: columns are understood in one place."""
+    if not is_frame(frame):
+        raise DataError(f"{where}: a {type(frame).__name__}, but others are DataFrames")
     header = table_files.unique_header([str(name) for name in frame.columns], where)
     if not len(frame):
         raise DataError(f"{where}: a DataFrame without rows")

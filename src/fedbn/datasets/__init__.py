@@ -13,7 +13,6 @@ from fedbn import registry
 if TYPE_CHECKING:
     from fedbn.data.storage import Info
 
-
 # Not for choosing: what the configuration of a joining run names, and that of a site's run.
 ELSEWHERE = {"joined": "fedbn.trained.joining", "at_site": "fedbn.experiments.sources"}
 

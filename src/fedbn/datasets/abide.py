@@ -143,8 +143,7 @@ def find_subjects(folder: Path) -> dict[str, Subjects]:
 
 def phenotype_table(folder: Path) -> Path:
     """Find the table of labels, at any depth."""
-    tables = sorted(folder.rglob("Phenotypic*.csv"))
-    if not tables:
+    if not (tables := sorted(folder.rglob("Phenotypic*.csv"))):
         raise DataError(f"{shown(folder)}: no Phenotypic*.csv, the table of labels")
     return tables[0]
 

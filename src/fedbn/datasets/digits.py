@@ -81,8 +81,7 @@ def digits(
     wanted = benchmarks.checked_sizes(sizes, lengths, clients_per_domain)
     clients: list[Client] = []
     for domain, one in loaded.items():
-        size = lengths[domain] if whole else smallest
-        cuts = _cuts(size, percent, clients_per_domain, whole)
+        cuts = _cuts(lengths[domain] if whole else smallest, percent, clients_per_domain, whole)
         if wanted:
             cuts = [slice(0, wanted[domain])]
         clients += _clients(domain, one.arrays, cuts, test_limit)

@@ -108,10 +108,6 @@ def _grey(images: Images) -> Images:
     return np.repeat(images[..., None], 3, axis=-1)
 
 
-def _plain(strokes: Images, draws: np.random.Generator) -> Images:
-    return _grey(strokes)
-
-
 def _inverted(strokes: Images, draws: np.random.Generator) -> Images:
     angle = draws.uniform(0, 2 * np.pi, (len(strokes), 1, 1))
     across = np.linspace(-0.5, 0.5, 28)
@@ -119,11 +115,6 @@ def _inverted(strokes: Images, draws: np.random.Generator) -> Images:
     paper = light[..., None] * np.array([1.0, 0.97, 0.88])
     inked: Images = (paper * (1 - 0.9 * strokes[..., None])).astype(np.float32)
     return inked
-
-
-def _photo(strokes: Images, draws: np.random.Generator) -> Images:
-    difference: Images = np.abs(patches(len(strokes), 28, draws) - strokes[..., None])
-    return difference
 
 
 def patches(count: int, side: int, draws: np.random.Generator) -> Images:
@@ -139,8 +130,7 @@ def patches(count: int, side: int, draws: np.random.Generator) -> Images:
 
 def _faded(strokes: Images, draws: np.random.Generator) -> Images:
     soft = ndimage.gaussian_filter(strokes, (0, 1.6, 1.6))
-    noise = draws.normal(0, 0.03, strokes.shape).astype(np.float32)
-    return _grey(0.45 + 0.25 * soft + noise)
+    return _grey(0.45 + 0.25 * soft + draws.normal(0, 0.03, strokes.shape).astype(np.float32))
 
 
 def _painted(strokes: Images, draws: np.random.Generator) -> Images:
@@ -161,9 +151,9 @@ def colour(hue: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 DOMAINS: dict[str, Callable[[Images, np.random.Generator], Images]] = {
-    "plain": _plain,
+    "plain": lambda strokes, _: _grey(strokes),
     "inverted": _inverted,
-    "photo": _photo,
+    "photo": lambda strokes, draws: np.abs(patches(len(strokes), 28, draws) - strokes[..., None]),
     "faded": _faded,
     "painted": _painted,
 }

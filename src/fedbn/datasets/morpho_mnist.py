@@ -71,8 +71,7 @@ def changed_digit(
     shape = measure(image)
     if not shape.skeleton.any():
         return image
-    mask = change(shape, draws)
-    return np.asarray(Image.fromarray(mask.astype(np.uint8) * 255).reduce(SCALE))
+    return np.asarray(Image.fromarray(change(shape, draws).astype(np.uint8) * 255).reduce(SCALE))
 
 
 def thin(shape: Shape, draws: np.random.Generator, thinning: float) -> Mask:

@@ -8,6 +8,7 @@ BatchNorm. Texts of tables become one-hot over the values of all sites. Parquet 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from fedbn.core.federation import Client, Federation
 from fedbn.data import image_folders, own_pictures
 from fedbn.data.arrays import array_split, common_classes, read_npz
 from fedbn.data.benchmarks import TestShare
+from fedbn.data.checks import npz_files
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.lazy_split import Workers
 from fedbn.data.masks import MASK_LAYOUT, MaskReader, find_masked, mask_values, read_masks
@@ -86,7 +88,8 @@ def folders(
         size, depth, channels, normalize, augment, cache, lazy, workers
     )
     name = place.stem if place.is_file() else place.resolve().name
-    return own_pictures.picture_federation(name or "folders", listing, classes, how)
+    made = own_pictures.picture_federation(name or "folders", listing, classes, how)
+    return replace(made, preparation={**made.preparation, **_whose(group)})
 
 
 def masks(
@@ -130,12 +133,14 @@ def masks(
             for name, own in found.items()
         ]
     )
-    told: dict[str, object] = {"masks": known}
-    if clients[0].train.dtype.is_floating_point:
-        told["depth"] = reader.depth
+    deep = {"depth": reader.depth} if clients[0].train.dtype.is_floating_point else {}
     names = tuple(classes) or tuple(map(str, known))
-    remarks = (remark,) if remark else ()
-    return Federation(place.resolve().name or "masks", clients, names, remarks, told)
+    said, told = (remark,) if remark else (), {"masks": known, **deep, **_whose(group)}
+    return Federation(place.resolve().name or "masks", clients, names, said, told)
+
+
+def _whose(group: str | None) -> dict[str, str]:
+    return {"group": group} if group else {}
 
 
 def arrays(path: str | None = None) -> Federation:
@@ -145,10 +150,8 @@ def arrays(path: str | None = None) -> Federation:
         path: The folder.
     """
     folder = _given(path, "arrays", "a folder with one NAME.npz a client")
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
-    if not (files := sorted(folder.glob("*.npz"))):
-        raise DataError(f"{folder}: no clients; expected one NAME.npz a client")
+    if not (files := npz_files(folder) if folder.is_dir() else []):
+        raise DataError(f"{folder}: no folder of clients; expected one NAME.npz a client")
     check_distinct(files)
     contents = {file: read_npz(file) for file in files}
     classes = common_classes(contents)
@@ -162,23 +165,19 @@ def arrays(path: str | None = None) -> Federation:
 _yours = partial(Info, classes=0, source="data.path", licence="yours")
 INFO = {
     "folders": _yours(
-        title="Your own pictures: SITE/CLASS/*.png, *.jpg, ...",
-        clients="one a folder",
-        shape="3×size×size",
+        "Your own pictures: SITE/CLASS/*.png, *.jpg, ...", "one a folder", shape="3×size×size"
     ),
     "masks": _yours(
-        title="Your own pictures with masks: SITE/images/*, SITE/masks/*",
-        clients="one a folder",
+        "Your own pictures with masks: SITE/images/*, SITE/masks/*",
+        "one a folder",
         shape="3×size×size",
     ),
     "arrays": _yours(
-        title="Your own arrays: a folder with one NAME.npz a client",
-        clients="one a file",
-        shape="any",
+        "Your own arrays: a folder with one NAME.npz a client", "one a file", shape="any"
     ),
     "tables": _yours(
-        title="Your own tables: one CSV or Parquet file a site, or one file with a site column",
-        clients="one a file, or one a value of data.site",
+        "Your own tables: one CSV or Parquet file a site, or one file with a site column",
+        "one a file, or one a value of data.site",
         shape="features",
     ),
 }

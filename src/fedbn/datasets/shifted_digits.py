@@ -52,37 +52,9 @@ SITES, SIDE = 5, 16
 _LEVEL, _TRAIN, _SEED = 0.6, 0.4, 2021
 
 
-def _contrast(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    return 0.5 + (x - 0.5) * (1 - 0.95 * level)
-
-
-def _brightness(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    return x + 2 * level
-
-
-def _blur(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    soft: Pictures = ndimage.gaussian_filter(x, (0, 3 * level, 3 * level, 0))
-    return soft
-
-
-def _noise(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    return x + level * draws.normal(size=x.shape).astype(np.float32)
-
-
 def _colour(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
     """From white to full colour, and once around the hues on the way."""
-    tint = 1 - level + level * colour(np.array([level]))
-    return x * tint.astype(np.float32)
-
-
-def _background(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    difference: Pictures = np.abs(level * patches(len(x), SIDE, draws) - x)
-    return difference
-
-
-def _rotation(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
-    turned: Pictures = ndimage.rotate(x, 90 * level, axes=(2, 1), reshape=False, order=1)
-    return turned
+    return x * (1 - level + level * colour(np.array([level]))).astype(np.float32)
 
 
 def _resolution(x: Pictures, level: float, draws: np.random.Generator) -> Pictures:
@@ -92,13 +64,13 @@ def _resolution(x: Pictures, level: float, draws: np.random.Generator) -> Pictur
 
 
 FEATURES: dict[str, Dial] = {
-    "contrast": _contrast,
-    "brightness": _brightness,
-    "blur": _blur,
-    "noise": _noise,
+    "contrast": lambda x, level, _: 0.5 + (x - 0.5) * (1 - 0.95 * level),
+    "brightness": lambda x, level, _: x + 2 * level,
+    "blur": lambda x, level, _: ndimage.gaussian_filter(x, (0, 3 * level, 3 * level, 0)),
+    "noise": lambda x, level, draws: x + level * draws.normal(size=x.shape).astype(np.float32),
     "colour": _colour,
-    "background": _background,
-    "rotation": _rotation,
+    "background": lambda x, level, draws: np.abs(level * patches(len(x), SIDE, draws) - x),
+    "rotation": lambda x, level, _: ndimage.rotate(x, 90 * level, (2, 1), reshape=False, order=1),
     "resolution": _resolution,
 }
 KINDS = ("contrast", "blur", "noise", "colour", "background")

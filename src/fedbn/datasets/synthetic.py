@@ -110,8 +110,7 @@ def covariance(dim: int, correlation: float) -> Tensor:
         >>> covariance(2, 0.5).tolist()
         [[1.0, 0.5], [0.5, 1.0]]
     """
-    whole = torch.full((dim, dim), correlation, dtype=torch.float64)
-    return whole.fill_diagonal_(1.0)
+    return torch.full((dim, dim), correlation, dtype=torch.float64).fill_diagonal_(1.0)
 
 
 def _split(size: int, share: float, factor: Tensor, draws: torch.Generator) -> Split:
