@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.findings import check_federation, check_name
+from fedbn.core.findings import check_federation, check_name, similar_classes
 from fedbn.errors import DataError
 from tiny import federation
 
@@ -101,6 +101,14 @@ def test_good_data_gives_no_warning():
 def test_an_absent_class_is_only_a_warning():
     data = with_train(federation(12, 4), y=labels(0, 0, 0, 0))
     assert check_federation(data) == ["client b has no training sample of class right"]
+
+
+def test_classes_that_are_one_number_are_pointed_out():
+    said = similar_classes(["1", "01", "1.0", "10", "0", "00", "1.5", "１"])
+    pairs = [text.partition(" differ")[0] for text in said]
+    assert pairs == [f"classes '1' and {name!r}" for name in ("01", "1.0", "１")] + [
+        "classes '0' and '00'"
+    ]
 
 
 def test_values_whose_sum_overflows_are_fine():

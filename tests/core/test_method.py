@@ -28,9 +28,10 @@ def test_parts_add_up():
     assert method.share.local_kinds == {Kind.BN_AFFINE, Kind.BN_STATISTIC, Kind.NORM_AFFINE}
 
 
-def test_a_later_part_takes_the_place_of_an_earlier_one_but_penalties_add():
+def test_penalties_add_and_of_what_there_is_one_of_two_are_refused():
     assert (fedavg() | median() | mean()).aggregator == Mean()
-    assert (fedavg() | server_adam() | server_momentum()).server == server_momentum()
+    with pytest.raises(ConfigError, match="each has an optimiser at the server; choose one"):
+        _ = fedavg() | server_adam() | server_momentum()
     assert (fedavg() | proximal(1) | proximal(2)).penalties == (Proximal(1), Proximal(2))
 
 

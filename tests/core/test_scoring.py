@@ -16,7 +16,7 @@ from fedbn.core.replica import Replica, Speedups
 from fedbn.core.rounds import Refusal
 from fedbn.core.scoring import pieces_of, put_together, score_client, score_pieces
 from fedbn.methods.paper import fedbn
-from tiny import done, plan
+from tiny import done, federation, plan
 
 
 @pytest.fixture
@@ -90,3 +90,35 @@ def test_a_run_that_names_no_metric_is_judged_by_accuracy():
         first_metric(environment).name for environment in ({}, {"task": None}, {"task": named})
     ]
     assert found == ["accuracy", "accuracy", "mae"]
+
+
+class InPlace(torch.nn.Module):
+    """Writes into what it is given, as a normalisation by hand may."""
+
+    def __init__(self, in_place: bool):
+        super().__init__()
+        self.norm, self.out, self.in_place = (
+            torch.nn.BatchNorm1d(3),
+            torch.nn.Linear(3, 2),
+            in_place,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.mul_(0.5).add_(1.0) if self.in_place else x * 0.5 + 1.0
+        made: torch.Tensor = self.out(self.norm(x))
+        return made
+
+
+def test_a_model_that_writes_into_its_input_leaves_the_data_alone() -> None:
+    def states(in_place: bool) -> tuple[torch.Tensor, list[object]]:
+        import fedbn as product
+
+        data = federation(8, 12)
+        before = [client.train.x.clone() for client in data.clients]
+        made = product.fit(data, lambda: InPlace(in_place), "fedbn", rounds=3)
+        assert all(torch.equal(c.train.x, x) for c, x in zip(data.clients, before, strict=True))
+        return made.state.shared.state["out.weight"], [r.value for r in made.records]
+
+    (weight, values), (other, others) = states(True), states(False)
+    assert torch.equal(weight, other)
+    assert values == others

@@ -261,6 +261,15 @@ def test_what_cannot_be_stacked_is_said():
     assert "Dropout" in unstackable(nn.Sequential(nn.Linear(3, 4), nn.Dropout()))
     assert "tied" in unstackable(nn.Sequential(nn.Linear(3, 4), shared, shared))
     assert "not an nn.Sequential" in unstackable(nn.Linear(3, 4))
+    assert "no running" in unstackable(
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    )
+    hooked = [nn.Sequential(nn.Linear(3, 4)) for _ in range(4)]
+    hooked[0][0].register_forward_hook(lambda module, given, made: 2 * made)
+    hooked[1].register_forward_pre_hook(lambda module, given: None)
+    hooked[2][0].register_full_backward_hook(lambda module, given, made: None)
+    hooked[3][0].weight.register_hook(lambda slope: slope.clamp(-1, 1))
+    assert {unstackable(model) for model in hooked} == {"a module or a parameter has a hook"}
     plan = Plan(parse_method("fedbn"), federation(8, 8), bn_net, Training(device="cuda"))
     assert "device" in unbatchable(plan)
 

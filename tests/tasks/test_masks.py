@@ -57,7 +57,7 @@ def test_masks_are_found_read_and_children_stay_whole(sites: Path):
     first = made.clients[0].train
     assert first.y.dtype == torch.uint8
     assert torch.equal(first.y == 1, first.x[:, 0] >= 150)
-    assert made.preparation == {"masks": [0, 255]}
+    assert made.preparation == {"masks": [0, 255], "group": "(.*)[LR]$"}
 
 
 def test_a_u_net_learns_them_from_the_command_line_on_and_is_used(sites: Path, tmp_path: Path):

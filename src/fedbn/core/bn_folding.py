@@ -80,11 +80,9 @@ def fold(
 ) -> FoldedModel | None:
     """Make a model's folded twin, or None where it cannot be made or does not agree.
 
-    Args:
-        model: The original; its entries are shared, not copied, but for the folded layers.
-        x: A few samples, to compare both on.
-        layouts: How images may pass through it, in order of preference: in oneDNN's own blocks,
-            in which convolutions are fastest and which not all operations know, or as usual.
+    The model's entries are shared, not copied, but for the folded layers; both are compared on the
+    few samples x. Images may pass in oneDNN's own blocks, in which convolutions are fastest and
+    which not all operations know, or as usual: `layouts` says in which order they are tried.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))

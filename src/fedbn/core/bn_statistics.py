@@ -96,12 +96,9 @@ def tracked_norms(model: nn.Module) -> list[nn.Module]:
 def estimate_statistics(model: nn.Module, x: Tensor | AnySplit, chunk: int = CHUNK) -> None:
     """Give every BatchNorm layer of a model the exact statistics of some data, in place.
 
-    Layers that track no statistics are left alone; so are layers that no sample reaches.
-
-    Args:
-        model: The model, with the affine and all weights it is to be used with.
-        x: All samples; `uint8` is scaled batch by batch.
-        chunk: Samples at a time: decides the memory needed, and not the result.
+    The model has the affine and all weights it is to be used with. Layers that track no statistics
+    are left alone; so are layers that no sample reaches. `uint8` is scaled batch by batch; so many
+    samples at a time decide the memory needed, and not the result.
 
     Examples:
         >>> layer = nn.BatchNorm1d(1)

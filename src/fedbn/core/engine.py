@@ -28,7 +28,6 @@ from fedbn.core.rounds import Outcome, Record, Refusal, RunState
 from fedbn.core.scoring import Piece
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
-from fedbn.core.user_code import habits
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -112,7 +111,7 @@ class OneByOne:
 
     def __init__(self, plan: Plan, workers: int = 0, speedups: Speedups = PLAIN):
         device = plan.training.device
-        found = habits(plan.initial_model, plan.federation.clients)
+        found = rounds.noticed(plan, plan.federation.clients)
         alone = found.draws or not found.repeats or device != "cpu"
         count = 1 if alone else min(workers or cores(), len(plan.federation.clients))
         replicas = [
@@ -192,9 +191,7 @@ def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield load
 
 
-def told_apart(
-    found: Iterable[list[Record] | Refusal],
-) -> tuple[list[Record], list[Refusal]]:
+def told_apart(found: Iterable[list[Record] | Refusal]) -> tuple[list[Record], list[Refusal]]:
     """Tell scores from who could not be scored."""
     every = list(found)
     records = [record for one in every if not isinstance(one, Refusal) for record in one]

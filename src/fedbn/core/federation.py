@@ -102,6 +102,8 @@ class Split:
             (tensor([[-1.,  1.]]), tensor([1]))
         """
         x, y = self.raw(index)
+        if isinstance(index, slice) and x.dtype != torch.uint8:
+            x = x.clone()  # a model may write into its input, and this is the data itself
         return scaled(x.to(self.device)), widened(y.to(self.device))
 
     def stream(
@@ -321,8 +323,7 @@ class Federation:
         for client in self.clients:
             for domain, test in client.tests.items():
                 # Clients of one domain hold the same test set: score it once.
-                known = tests.setdefault(domain, [])
-                if not any(test.source is one.source for one in known):
+                if not any(test.source is one.source for one in tests.setdefault(domain, [])):
                     tests[domain].append(test)
         valid = [c.valid for c in self.clients if c.valid is not None]
         whole = Client(
@@ -378,8 +379,7 @@ def concatenated(parts: Sequence[AnySplit]) -> AnySplit:
     for groups in known:
         renumbered.append(groups - groups.min() + begin)
         begin = int(renumbered[-1].max()) + 1
-    all_known = len(known) == len(parts)
-    return parts[0].joined(parts[1:], torch.cat(renumbered) if all_known else None)
+    return parts[0].joined(parts[1:], torch.cat(renumbered) if len(known) == len(parts) else None)
 
 
 _READ = 256

@@ -6,6 +6,7 @@ check` lists them all.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ class Finding:
     text: str  # what is the matter, on one line
 
 
+class Warned(str):
+    """A remark on data that is more than good to know."""
+
+    severity: Severity = "warning"
+
+
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Put errors first; otherwise the order stays."""
     return sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))
@@ -56,8 +63,7 @@ def findings_in(federation: Federation) -> Iterator[Finding]:
     if not federation.clients:
         yield Finding("error", "", "", "no clients")
         return
-    kind = federation.targets
-    if len(classes) < (2 if kind in (None, Targets.CLASS, Targets.MASK) else 1):
+    if len(classes) < (2 if federation.targets in (None, Targets.CLASS, Targets.MASK) else 1):
         yield Finding("error", "", "", f"{len(classes)} class(es); at least 2 are needed")
     for text in _names(federation):
         yield Finding("error", "", "", text)
@@ -82,7 +88,8 @@ def _useless(federation: Federation) -> Iterator[str]:
     One client alone cannot tell, and stand-ins have no targets.
     """
     known = [client.train.y for client in federation.clients if client.train.y is not None]
-    whole = [y for y in known if targets_of(y) in _COLUMNS and len(y) and y.stride(0)]
+    columns = (Targets.LABELS, Targets.NUMBERS)
+    whole = [y for y in known if targets_of(y) in columns and len(y) and y.stride(0)]
     if len(whole) < 2 or len({y.shape[1] for y in whole}) > 1:
         return
     low, high = (
@@ -96,9 +103,6 @@ def _useless(federation: Federation) -> Iterator[str]:
             yield f"target {name!r}: {said}, so there is nothing to learn; leave it out"
 
 
-_COLUMNS = (Targets.LABELS, Targets.NUMBERS)
-
-
 def check_name(name: str, where: str) -> None:
     """Refuse a client's name that cannot be a file's name or a line of a log."""
     for text in _name(name):
@@ -106,9 +110,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def _name(name: str) -> Iterator[str]:
-    bad = (
-        not name.strip() or name in (".", "..", "all") or any(sign in name for sign in '/\\:*?"<>|')
-    )
+    bad = not name.strip() or name in (".", "..", "all") or set(name) & set('/\\:*?"<>|')
     if bad or not name.isprintable() or len(name.encode()) > _MAX_NAME:
         yield (
             f"client name {name!r}: legal are 1 to {_MAX_NAME} printable bytes "
@@ -132,19 +134,15 @@ def similar_classes(classes: Sequence[str]) -> list[str]:
 
     Examples:
         >>> similar_classes(["cat", "Cat", "dog"])
-        ["classes 'cat' and 'Cat' differ in case or spelling of signs only: taken as two classes"]
+        ["classes 'cat' and 'Cat' differ in case or the way of writing only: taken as two classes"]
     """
-    first: dict[str, str] = {}
-    pairs = [
-        (first.setdefault(unicodedata.normalize("NFKC", name).casefold().strip(), name), name)
-        for name in classes
-    ]
-    return [
-        f"classes {known!r} and {name!r} differ in case or spelling of signs only: "
-        "taken as two classes"
-        for known, name in pairs
-        if known != name
-    ]
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        text = unicodedata.normalize("NFKC", name).casefold().strip()
+        alike.setdefault(re.sub(r"\A\+?0*(\d+)(\.0*)?\Z", r"\1", text), []).append(name)
+    pairs = [(first, name) for first, *others in alike.values() for name in others if name != first]
+    said = "differ in case or the way of writing only: taken as two classes"
+    return [f"classes {first!r} and {name!r} {said}" for first, name in pairs]
 
 
 def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:

@@ -146,8 +146,10 @@ class Method:
         if isinstance(part, Selector):
             return replace(named, share=self.share | part)
         if isinstance(part, ServerOptimizer):
+            self._check_single(named.name, part, Mean())
             return replace(named, server=part)
         if isinstance(part, Aggregator):
+            self._check_single(named.name, None, part)
             return replace(named, aggregator=part)
         rule = part if isinstance(part, Rule) else PenaltyRule(part)
         return replace(named, rules=(*self.rules, rule))
@@ -157,8 +159,7 @@ class Method:
         name = f"{self.name}+{other.name}"
         if self.pooled or other.pooled:
             raise ConfigError(f"{name}: one of them brings all data together; use it alone")
-        if self.server and other.server:
-            raise ConfigError(f"{name}: each has an optimiser at the server; choose one")
+        self._check_single(name, other.server, other.aggregator)
         return replace(
             self,
             name=name,
@@ -167,6 +168,14 @@ class Method:
             aggregator=self.aggregator if other.aggregator == Mean() else other.aggregator,
             server=self.server or other.server,
         )
+
+    def _check_single(
+        self, name: str, server: ServerOptimizer | None, aggregator: Aggregator
+    ) -> None:
+        if self.server and server:
+            raise ConfigError(f"{name}: each has an optimiser at the server; choose one")
+        if Mean() not in (self.aggregator, aggregator):
+            raise ConfigError(f"{name}: each combines updates in its own way; choose one")
 
     @property
     def penalties(self) -> tuple[Penalty, ...]:
@@ -232,8 +241,7 @@ class Method:
     def remarks(self, entries: Sequence[Entry]) -> list[str]:
         """Point out what looks like BatchNorm and is shared, and words that may mean two things."""
         said = [*self.share.remarks, *self.share.ambiguous(entries)]
-        patterns = self._lookalikes(entries)
-        if not patterns:
+        if not (patterns := self._lookalikes(entries)):
             return said
         decides = f"+local({', '.join(map(repr, patterns))})"
         return [

@@ -5,6 +5,7 @@ Nothing here needs torch: tables and pictures ask for names, directions and unit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,8 +57,8 @@ class Metric:
         return ".1f" if self.unit == PERCENT else ".3g"
 
     def said(self, value: float) -> str:
-        """Write a recorded value as it is shown, without the unit."""
-        return f"{self.scale * value:{self.form}}"
+        """Write a recorded value as it is shown, without the unit; a dash where there is none."""
+        return "–" if math.isnan(value) else f"{self.scale * value:{self.form}}"
 
     def best(self, values: Iterable[float]) -> float:
         """The best of some values."""

@@ -57,8 +57,7 @@ class Training:
 
     @cached_property
     def _rates(self) -> tuple[float, ...]:
-        if self.schedule is None:
-            return (self.lr,) * self.rounds
+        assert self.schedule is not None
         return rates(self.schedule, self.schedule_args, self.lr, self.rounds)
 
     def in_round(self, round: int) -> Training:
@@ -77,8 +76,7 @@ class Training:
         """Count the batches of a round, for a client and the largest client's samples."""
         if self.local_steps is not None:
             return self.local_steps
-        n = largest if self.unequal == "repeat" else samples
-        return self.local_epochs * len(self.sizes(n))
+        return self.local_epochs * len(self.sizes(largest if self.unequal == "repeat" else samples))
 
     def sizes(self, n: int) -> list[int]:
         """Cut a pass over n samples into batches.
@@ -127,20 +125,12 @@ _TRIED = 64  # samples that metrics are tried on
 
 @dataclass(frozen=True)
 class Plan:
-    """One method, one seed, one setting.
+    """One method, one setting, a point of a sweep, and one seed, which decides all that is random.
 
-    Attributes:
-        method: What is shared, penalised and combined.
-        federation: The clients; one client `all` for a pooled method.
-        model: Makes the model; called once, under the run's seed.
-        training: How clients train.
-        seed: Decides everything that is random.
-        setting: The name of this point of a sweep.
-        evaluate_every: Score each client every so many rounds, and at the end.
-        score_all: Whether those are scored that do not take part in a round; all are at the end.
-        score_train: Whether training data is scored too.
-        task: What models learn: the loss, and what is measured.
-        engine: Clients one by one (`plain`), or small dense models in stacks (`batched`).
+    The federation of a pooled method has one client `all`. `model` makes the model; it is called
+    once, under the seed. Clients are scored every `evaluate_every` rounds: those that take part, or
+    all (`score_all`), as at the end; on training data too where `score_train` says so. The engine
+    trains clients one by one (`plain`), or small dense models in stacks (`batched`).
     """
 
     method: Method

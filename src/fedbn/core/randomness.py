@@ -149,10 +149,8 @@ def with_validation(federation: Federation, share: float, seed: int) -> Federati
     """Hold a stratified share of training data out at every client that brought none."""
 
     def held_out(client: Client) -> Client:
-        draws = generator(seed, "validation", client=client.name)
-        rest, held = divided(client.train, share, draws)
-        valid = client.train.take(held).plain()
-        return replace(client, train=client.train.take(rest), valid=valid)
+        rest, held = divided(client.train, share, generator(seed, "validation", client=client.name))
+        return replace(client, train=client.train.take(rest), valid=client.train.take(held).plain())
 
     clients = (held_out(c) if c.valid is None else c for c in federation.clients)
     return replace(federation, clients=tuple(clients))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import cast
 
@@ -21,11 +21,11 @@ from fedbn.core.federation import Client
 from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
-from fedbn.core.randomness import generator, number
+from fedbn.core.randomness import drawn, generator, number, seeded
 from fedbn.core.replica import Replica
 from fedbn.core.rule import Asked, ClientRound, Memories, Rule, Trained, word_of, wrapped
 from fedbn.core.state import Entry, State, entries
-from fedbn.core.user_code import contained
+from fedbn.core.user_code import Habits, contained, habits
 from fedbn.errors import DataError, FedbnError, TooFewClients, reason
 
 log = logging.getLogger("fedbn")
@@ -122,9 +122,10 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     chosen = participants(plan, state.round + 1)
     report = Report()
     accepted = _accepted(plan, chosen, train(chosen, state), report, state.shared)
-    shared, memory = plan.method.aggregate(
-        accepted, state.shared, state.memory, len(plan.federation.clients)
-    )
+    with seeded(number(plan.seed, "server draws", state.round + 1)):  # a user's own may draw
+        shared, memory = plan.method.aggregate(
+            accepted, state.shared, state.memory, len(plan.federation.clients)
+        )
     _check_enough(plan, state.round + 1, len(chosen), report)
     spoilt = (name for name, value in memory.items() if not bool(torch.isfinite(value).all()))
     if name := shared.unusable() or next(spoilt, None):
@@ -132,15 +133,11 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
             f"round {state.round + 1}: combining the updates overflowed in {name}; "
             "nothing was taken over. A smaller training.lr or a robust aggregator may help"
         )
-    local = _overlaid(state.local, report.local)
+    # New parts lie over those that stay as they are, which may lie on a disk.
+    changed, below = state.local.maps if isinstance(state.local, ChainMap) else ({}, state.local)
+    local = ChainMap({**changed, **report.local}, cast(MutableMapping[str, Pack], below))
     untrained = {name: p for name, p in state.untrained.items() if name not in report.local}
     return RunState(state.round + 1, shared, local, memory, untrained), report
-
-
-def _overlaid(local: Mapping[str, Pack], new: dict[str, Pack]) -> ChainMap[str, Pack]:
-    """Lay new parts over those that stay as they are, which may lie on a disk."""
-    changed, below = local.maps if isinstance(local, ChainMap) else ({}, local)
-    return ChainMap({**changed, **new}, cast(MutableMapping[str, Pack], below))
 
 
 def participants(plan: Plan, round: int) -> tuple[Client, ...]:
@@ -190,6 +187,18 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         return failure(client, "", error)
     update = Update(client.name, replica.shared.clone(), replica.local.clone(), trained.loss)
     return examined(update)
+
+
+def noticed(plan: Plan, clients: Sequence[Client]) -> Habits:
+    """The habits of the model and, in one step of a client, of a user's own rules and losses."""
+    found, method = habits(plan.initial_model, clients), plan.method
+    parts = (plan.task.loss, plan.task.loss_for, *method.rules, *method.penalties)
+    homes = {getattr(part, "__module__", "") for part in parts if part is not None}
+    if found.draws or all(home.startswith(("fedbn.", "torch.")) for home in homes):
+        return found
+    step = replace(plan, training=replace(plan.training, local_steps=1, device="cpu"))
+    replica, state = Replica(plan.initial_model, method), initial_state(plan)
+    return replace(found, draws=drawn(lambda: train_client(step, replica, clients[0], state))[1])
 
 
 def _clients_of_rules(

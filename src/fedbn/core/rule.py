@@ -181,8 +181,7 @@ class Asked:
         What concerns the model's entries is not for a training on others.
         """
         if outer.on is not None or self.on is not None:
-            kept = outer if self.on is None else self
-            return replace(kept, draws=outer.draws + self.draws)
+            return replace(outer if self.on is None else self, draws=outer.draws + self.draws)
         sets = [names for names in (outer.only, self.only) if names is not None]
         return Asked(
             outer.terms + self.terms,

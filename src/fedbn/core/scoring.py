@@ -46,12 +46,10 @@ PartScore = tuple[float, Tensor, Tensor]
 _PART = 512
 
 
-def evaluate(
-    model: nn.Module, data: AnySplit, task: Task = CLASSIFICATION, batch_size: int = 128
-) -> Score:
-    """Score a model on a split, in evaluation mode."""
-    found = [evaluate_part(model, data, p, task, batch_size=batch_size) for p in parts(data)]
-    return scored(task, data, found)
+def evaluate(model: nn.Module, data: AnySplit, batch_size: int = 128) -> Score:
+    """Score a classifier on a split, in evaluation mode."""
+    found = [evaluate_part(model, data, p, batch_size=batch_size) for p in parts(data)]
+    return scored(CLASSIFICATION, data, found)
 
 
 def parts(data: AnySplit) -> list[slice]:

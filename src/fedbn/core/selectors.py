@@ -31,14 +31,9 @@ class Selector:
     """Shares every entry but those of some kinds and those that are named.
 
     A name is a shell pattern (`classifier.*`), the path of a module or entry (`layer4`), or the
-    role `last`, which stands for a path once a model is known (`resolved`).
-
-    Attributes:
-        local_kinds: Kinds that stay with the client.
-        local_names: Names that stay with the client; never needed to find BatchNorm.
-        shared_names: Where there are any, all else stays with the client.
-        words: The words of kinds that were written.
-        remarks: What a user should hear of the names.
+    role `last`, which stands for a path once a model is known (`resolved`). It is never needed to
+    find BatchNorm. Where there are `shared_names`, all else stays with the client. `words` are
+    those of kinds, as they were written; `remarks` are for the user.
 
     Examples:
         >>> bias = Entry("fc.bias", Kind.WEIGHT, (2,), __import__("torch").float32, True)
@@ -63,10 +58,9 @@ class Selector:
         """Keep local what either of the two keeps local."""
         if self.shared_names and other.shared_names:
             raise ConfigError(f"{self.label} and {other.label} each say what alone is shared")
-        names = dict.fromkeys(self.local_names + other.local_names)
         return Selector(
             self.local_kinds | other.local_kinds,
-            tuple(names),
+            tuple(dict.fromkeys(self.local_names + other.local_names)),
             self.shared_names or other.shared_names,
             self.words + other.words,
             self.remarks + other.remarks,

@@ -48,16 +48,10 @@ _FAMILIES: tuple[tuple[Sequence[type[nn.Module]], Kind, Kind], ...] = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a `state_dict`.
+    """One entry of a `state_dict`; `trainable` is a parameter that asks for gradients.
 
-    Attributes:
-        name: Its key.
-        kind: What it is.
-        shape: The tensor's shape.
-        dtype: The tensor's dtype.
-        trainable: Whether it is a parameter that asks for gradients.
-        alias_of: The first key of the same tensor, when this key is a further one (tied weights,
-            one module used in two places). Aliases are listed but never stored or sent twice.
+    `alias_of` is the first key of the same tensor, when this key is a further one (tied weights,
+    one module used in two places). Aliases are listed but never stored or sent twice.
     """
 
     name: str

@@ -32,14 +32,20 @@ class Task:
     targets: Targets  # the kind of targets it learns from
     loss: Loss  # the mean loss of a batch, from outputs and targets
     metrics: tuple[Metric, ...]  # what is measured; the first decides
-    # predictions: what is kept of outputs to measure and to predict by
-    keep: Callable[[Tensor], Tensor] = Tensor.detach
-    probabilities: Callable[[Tensor], Tensor] | None = None  # outputs as such; None: they are none
+    # predictions: what is kept of outputs to measure and to predict by; by the targets unless given
+    keep: Callable[[Tensor], Tensor] = None  # type: ignore[assignment]
+    # outputs as such, by the targets unless given; None: they are none
+    probabilities: Callable[[Tensor], Tensor] | None = None
     # outputs and targets of groups, from those of their samples; None where groups are not scored
     vote: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     # makes a client's loss of its training targets and the number of classes, where it depends on
     # them (class weights)
     loss_for: Callable[[Tensor, int], Loss] | None = None
+
+    def __post_init__(self) -> None:
+        keep, probabilities = _KEPT[self.targets]
+        object.__setattr__(self, "keep", keep if self.keep is None else self.keep)
+        object.__setattr__(self, "probabilities", self.probabilities or probabilities)
 
     def facts(self) -> dict[str, Any]:
         """Plain values, for a run's records."""
@@ -48,12 +54,13 @@ class Task:
     def measured(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """Compute every metric of kept outputs; of groups the first, where there are some."""
+        """Compute every metric of kept outputs; of groups with one target each the first too."""
         found = {metric.name: measure(metric, outputs, targets) for metric in self.metrics}
         if groups is not None and self.vote is not None:
             first = self.metrics[0]
-            voted = self.vote(outputs, targets, groups)
-            found[f"group_{first.name}"] = measure(first, *voted)
+            votes, truth = self.vote(outputs, targets, groups)
+            if torch.equal(truth[groups.unique(return_inverse=True)[1]], targets.to(truth)):
+                found[f"group_{first.name}"] = measure(first, votes, truth)
         return found
 
 
@@ -123,6 +130,24 @@ def softmax(outputs: Tensor) -> Tensor:
     return outputs.double().softmax(dim=1)
 
 
+def sigmoid(outputs: Tensor) -> Tensor:
+    """Probabilities of labels."""
+    return outputs.double().sigmoid()
+
+
+def likeliest(outputs: Tensor) -> Tensor:
+    """The class of each place; whole outputs of many pictures would not fit in memory."""
+    return outputs.argmax(dim=1).to(torch.uint8 if outputs.shape[1] <= 256 else torch.int64)
+
+
+_KEPT = {
+    Targets.CLASS: (softmax, softmax),
+    Targets.LABELS: (sigmoid, sigmoid),
+    Targets.MASK: (likeliest, softmax),
+    Targets.NUMBERS: (Tensor.detach, None),
+}
+
+
 def named_once(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
     """Refuse metrics of one name, because records tell them apart by it."""
     names = [metric.name for metric in metrics]
@@ -135,12 +160,6 @@ def named_once(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
 
 
 CLASSIFICATION = Task(
-    "classification",
-    Targets.CLASS,
-    functional.cross_entropy,
-    (ACCURACY,),
-    keep=softmax,
-    probabilities=softmax,
-    vote=majority,
+    "classification", Targets.CLASS, functional.cross_entropy, (ACCURACY,), vote=majority
 )
 """The paper's task."""

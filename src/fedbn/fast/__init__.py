@@ -43,10 +43,9 @@ def speedups(plan: Plan, workers: int = 1, client: int = 0) -> Speedups:
     layout = fastest(plan.initial_model, sample)
     beside = torch.device(plan.training.device).type == "cpu" and worth_it(plan.initial_model)
     helpers = IdleCores(workers) if beside and workers > 1 else None
-    scoring = partial(fold, x=sample.to(plan.training.device))
     return Speedups(
         partial(OverlappedPasses, layout, helpers) if beside else partial(Passes, layout),
-        scoring,
+        partial(fold, x=sample.to(plan.training.device)),
         {
             "memory_format": layout.__name__,
             "weight_gradients": "beside the pass" if beside else "in the pass",

@@ -16,18 +16,10 @@ from fedbn.core.method import Method
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.state import entries
 
-_ELEMENTWISE = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Identity,
-)
+_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 
 _KNOWN = (nn.Linear, nn.BatchNorm1d, nn.Flatten, *_ELEMENTWISE)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def unstackable(model: nn.Module) -> str | None:
@@ -40,14 +32,18 @@ def unstackable(model: nn.Module) -> str | None:
     """
     if type(model) is not nn.Sequential:
         return f"the model is a {type(model).__name__}, not an nn.Sequential"
+    parts = (*model.modules(), *model.parameters())
+    if any(getattr(part, name, None) for part in parts for name in _HOOKS):
+        return "a module or a parameter has a hook"
     for name, layer in _layers(model):
         if type(layer) not in _KNOWN:
             return f"{name} is a {type(layer).__name__}"
+        if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is None:
+            return f"{name} has no running statistics"
         frozen = [p for p in layer.parameters() if not p.requires_grad]
         if frozen or (isinstance(layer, nn.Flatten) and layer.start_dim != 1):
             return f"{name} is frozen or flattens another dimension"
-    tied = any(entry.alias_of for entry in entries(model))
-    return "entries are tied" if tied else None
+    return "entries are tied" if any(entry.alias_of for entry in entries(model)) else None
 
 
 class Stack:

@@ -249,7 +249,7 @@ def _batches(
 
 
 def _order(n: int, sizes: list[int], steps: int, draws: torch.Generator) -> Tensor:
-    """All samples of `rounds.batches`, one after another."""
+    """All samples of `local_training.batches`, one after another."""
     passes = range(-(-steps // len(sizes)))
     orders = [torch.randperm(n, generator=draws)[: sum(sizes)] for _ in passes]
     return orders[0] if len(orders) == 1 else torch.cat(orders)

@@ -72,11 +72,9 @@ def parse_method(
 
 
 def _part(name: str, held: registry.Held | None) -> Callable[..., Any]:
-    if ":" in name:
-        return registry.find(fedbn.methods, name, "part of a method", held)
-    known = registry.names(fedbn.methods)
-    if name not in (*PARTS, *known):
-        raise ConfigError(unknown("part of a method", name, [*PARTS, *known]))
+    known = (*PARTS, *registry.names(fedbn.methods))
+    if ":" not in name and name not in known:
+        raise ConfigError(unknown("part of a method", name, known))
     return PARTS.get(name) or registry.find(fedbn.methods, name, "part of a method", held)
 
 

@@ -6,13 +6,10 @@ take \(m \leftarrow \beta_1 m + (1 - \beta_1)\Delta,\ x \leftarrow x + \eta\, m 
 with their own v. BatchNorm's statistics take the mean as it is.
 """
 
-from fedbn.core.aggregation import (
-    ServerOptimizer,
-    server_adagrad,
-    server_adam,
-    server_momentum,
-    server_yogi,
-)
+from collections.abc import Callable
+
+from fedbn.core import aggregation
+from fedbn.core.aggregation import ServerOptimizer
 from fedbn.core.method import Method
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi"]
@@ -26,24 +23,25 @@ ABOUT = {
 
 def fedavgm(lr: float = 1.0, beta: float = 0.9) -> Method:
     """FedAvg with momentum at the server (Hsu et al. 2019)."""
-    return _method("fedavgm", server_momentum(lr, beta), server_momentum())
+    return _method("fedavgm", aggregation.server_momentum, lr, beta)
 
 
 def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """FedAvg with Adam at the server (Reddi et al. 2021)."""
-    return _method("fedadam", server_adam(lr, beta1, beta2, tau), server_adam())
+    return _method("fedadam", aggregation.server_adam, lr, beta1, beta2, tau)
 
 
 def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Method:
     """FedAvg with Yogi at the server (Reddi et al. 2021)."""
-    return _method("fedyogi", server_yogi(lr, beta1, beta2, tau), server_yogi())
+    return _method("fedyogi", aggregation.server_yogi, lr, beta1, beta2, tau)
 
 
 def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Method:
     """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
-    return _method("fedadagrad", server_adagrad(lr, beta1, tau), server_adagrad())
+    return _method("fedadagrad", aggregation.server_adagrad, lr, beta1, tau)
 
 
-def _method(word: str, server: ServerOptimizer, usual: ServerOptimizer) -> Method:
-    numbers = server.label.removeprefix(server.name)
-    return Method(word if server == usual else f"{word}{numbers}", server=server)
+def _method(word: str, build: Callable[..., ServerOptimizer], *numbers: float) -> Method:
+    server = build(*numbers)
+    said = "" if server == build() else server.label.removeprefix(server.name)
+    return Method(f"{word}{said}", server=server)

@@ -1,4 +1,4 @@
-"""The models by name: one small file each. Adding a file here adds a model.
+"""The models by name. A function in `__all__` of a module here is a model.
 
 A model is a function that is called with those of `classes` and `input_shape` that its signature
 names, plus the user's `model.args`.

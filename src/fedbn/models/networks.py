@@ -153,10 +153,8 @@ class UNet(nn.Module):
     def __init__(self, channels: int, classes: int, width: int, depth: int):
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]
-        self.down = nn.ModuleList(
-            _twice(a, b) for a, b in zip([channels, *widths], widths, strict=False)
-        )
-        pairs = list(zip(widths[1:], widths, strict=False))[::-1]
+        self.down = nn.ModuleList(_twice(a, b) for a, b in pairwise([channels, *widths]))
+        pairs = list(pairwise(widths[::-1]))
         self.narrow = nn.ModuleList(nn.Conv2d(a, b, 1) for a, b in pairs)
         self.up = nn.ModuleList(_twice(2 * b, b) for _, b in pairs)
         self.head = nn.Conv2d(width, classes, 1)

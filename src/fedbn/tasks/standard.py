@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbn.core.federation import Targets
-from fedbn.core.task import CLASSIFICATION, Loss, Task, softmax
+from fedbn.core.task import CLASSIFICATION, Loss, Task
 from fedbn.errors import ConfigError
 from fedbn.tasks.metrics import METRICS
 
@@ -32,14 +32,7 @@ def classification(class_weights: ClassWeights = None) -> Task:
 def multilabel(class_weights: ClassWeights = None) -> Task:
     """Any number of labels a sample: binary cross entropy; AUROC, macro F1, right labels."""
     metrics = tuple(METRICS[name] for name in ("auroc", "macro_f1", "label_accuracy"))
-    task = Task(
-        "multilabel",
-        Targets.LABELS,
-        binary_cross_entropy,
-        metrics,
-        keep=_sigmoid,
-        probabilities=_sigmoid,
-    )
+    task = Task("multilabel", Targets.LABELS, binary_cross_entropy, metrics)
     return _weighted(task, class_weights, binary_cross_entropy, balanced_labels)
 
 
@@ -51,24 +44,9 @@ def regression() -> Task:
 
 def segmentation(class_weights: ClassWeights = None) -> Task:
     """A class a pixel (or voxel, or moment): cross entropy and soft Dice; Dice and IoU."""
-    task = Task(
-        "segmentation",
-        Targets.MASK,
-        dice_cross_entropy,
-        (METRICS["dice"], METRICS["iou"]),
-        keep=_likeliest,
-        probabilities=softmax,
-    )
+    metrics = METRICS["dice"], METRICS["iou"]
+    task = Task("segmentation", Targets.MASK, dice_cross_entropy, metrics)
     return _weighted(task, class_weights, dice_cross_entropy, balanced)
-
-
-def _sigmoid(outputs: Tensor) -> Tensor:
-    return outputs.double().sigmoid()
-
-
-def _likeliest(outputs: Tensor) -> Tensor:
-    """The class of each place; whole outputs of many pictures would not fit in memory."""
-    return outputs.argmax(dim=1).to(torch.uint8 if outputs.shape[1] <= 256 else torch.int64)
 
 
 def _weighted(
