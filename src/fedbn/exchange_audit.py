@@ -39,12 +39,9 @@ class AuditedEntry:
 
 @dataclass(frozen=True, repr=False)
 class Audit:
-    """What a project's exchange does, entry by entry.
+    """What a project's exchange does, entry by entry; one that has several names is listed once.
 
-    Attributes:
-        entries: The model's entries; one that has several names is listed once.
-        method: The method that keeps exactly what is kept here, or `none`.
-        nearest: The method that differs in the fewest entries; `method` itself unless that is none.
+    `method` keeps exactly what is kept here, or is `none`; `nearest` differs in the fewest entries.
     """
 
     entries: tuple[AuditedEntry, ...]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import fedbn
+from commanding import call
 from fedbn.core.best_round import EarlyStop, early_stop
 from fedbn.core.metric import Metric
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.merging import Part
+from fedbn.experiments.runner import Writer
+from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder
 from tiny import federation, same_runs
 
@@ -121,6 +127,30 @@ def test_a_run_that_was_interrupted_stops_where_it_would_have(at: int, tmp_path:
     whole = fit(training__patience=4)
     assert same_runs(went_on.state, whole.state)
     assert went_on.records == whole.records
+
+
+def test_the_end_is_not_said_before_its_state_is_on_disk(tmp_path: Path, monkeypatch) -> None:
+    """A full disk at the last checkpoint: what is resumed is not taken for finished."""
+    full, save = OSError(errno.ENOSPC, "no room"), checkpoints.save
+    monkeypatch.setattr(checkpoints, "save", Mock(side_effect=full))
+    with pytest.raises(OSError, match="no room"):
+        fit(training__patience=4, out=tmp_path / "run")
+    monkeypatch.setattr(checkpoints, "save", save)
+    went_on = fit(training__patience=4, out=tmp_path / "run", resume=True)
+    whole = fit(training__patience=4)
+    assert same_runs(went_on.state, whole.state)
+    assert went_on.records == whole.records
+
+
+def test_records_alone_are_finished_where_patience_ended_them(tmp_path: Path) -> None:
+    fit(training__patience=4, out=tmp_path / "run")
+    folder, alone = RunFolder(tmp_path / "run"), tmp_path / "alone"
+    alone.mkdir()
+    for name in ("config.toml", "environment.json", "metrics.jsonl"):
+        shutil.copy(folder.path / name, alone)
+    assert call("merge", alone, "--out", tmp_path / "merged").code == 0
+    writer = Writer(RunFolder(tmp_path / "merged").job("fedbn", "default", 0))
+    assert writer.finished(writer.done(), 12)
 
 
 @pytest.mark.shows("S13")

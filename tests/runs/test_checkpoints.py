@@ -238,8 +238,11 @@ def test_leftovers_of_a_kill_while_a_checkpoint_was_written(finished: Path) -> N
     last = newest(finished)
     (last / "manifest.json").unlink()
     last.rename(last.with_name(f".{last.name}.tmp"))  # F02: killed before it took its place
+    half = last.with_name(".round-000002.tmp")  # of a round that is not saved again
+    half.mkdir()
     assert call("resume", finished).code == 0
     assert bits(finished) == whole
+    assert not half.exists()
 
 
 def test_leftovers_of_a_kill_while_an_old_checkpoint_was_removed(finished: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -212,6 +215,29 @@ def test_the_folder_is_one_process_at_a_time(tmp_path: Path) -> None:
     with folder.locked(), pytest.raises(FedbnError, match="in use"), RunFolder(tmp_path).locked():
         pass
     with folder.locked():  # and free again
+        pass
+
+
+def test_a_worker_that_outlives_its_parent_still_holds_the_folder(tmp_path: Path) -> None:
+    """It may be writing its last checkpoint: who resumes waits for it, or is refused."""
+    code = (
+        "import subprocess, sys; from fedbn.runs.folder import RunFolder\n"
+        "folder = RunFolder(sys.argv[1])\n"
+        "with folder.locked():\n"
+        "    wait = [sys.executable, '-c', 'import sys; sys.stdin.read()']\n"
+        "    subprocess.Popen(wait, pass_fds=[folder.held], stdout=subprocess.DEVNULL)\n"
+        "    print(flush=True); import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    asked = [sys.executable, "-c", code, tmp_path]
+    with subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdout.read()
+        assert parent.wait() == -signal.SIGKILL
+        with pytest.raises(FedbnError, match="in use"), RunFolder(tmp_path).locked():
+            pass
+        parent.stdin.close()  # the orphan ends
+    with RunFolder(tmp_path).locked():
         pass
 
 

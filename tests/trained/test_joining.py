@@ -11,12 +11,13 @@ from use_sites import site, write
 
 import fedbn
 from fedbn.core.federation import Split
+from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import prepare, start
 from fedbn.trained.adaptation import Options, best, compare, divided
-from fedbn.trained.joining import client_of, joining_state, prepare_join
+from fedbn.trained.joining import client_of, joining_state, labelled, prepare_join
 from fedbn.trained.trained_run import Trained
 from tiny import same
 
@@ -147,6 +148,53 @@ def test_join_is_scored_only_when_asked_and_when_the_data_is_there(home: Path, t
 def test_too_few_samples_to_hold_a_half_out_are_refused():
     with pytest.raises(DataError, match="too few"):
         divided(split(2), None, "new")
+
+
+@pytest.fixture
+def patients(tmp_path: Path) -> Trained:
+    """A run on a table with four rows a patient; patient.csv is a new site, bare.csv lacks them."""
+    draws = np.random.default_rng(0)
+
+    def rows(name: str) -> str:
+        numbers = enumerate(draws.normal(size=24))
+        return "".join(f"{x:.3f},{name}{n // 4},{n // 2 % 2},{name}\n" for n, x in numbers)
+
+    head = "x,patient,ill,site\n"
+    (tmp_path / "all.csv").write_text(head + rows("a") + rows("b"))
+    (tmp_path / "patient.csv").write_text(head + rows("c"))
+    (tmp_path / "bare.csv").write_text("x,ill\n" + "0.5,0\n0.7,1\n" * 8)
+    (tmp_path / "two.csv").write_text(head + "".join(rows("d").splitlines(True)[:8]))
+    columns = {"data__label": "ill", "data__site": "site", "data__group": "patient"}
+    return fedbn.fit(tmp_path / "all.csv", "mlp", rounds=1, out=tmp_path / "run", **columns)
+
+
+def apart(one: Split, other: Split) -> bool:
+    """Whether both know groups, and share none."""
+    assert one.groups is not None
+    assert other.groups is not None
+    return not set(one.groups.tolist()) & set(other.groups.tolist())
+
+
+def test_a_patient_of_a_new_site_is_on_one_side(patients: Trained, tmp_path: Path):
+    client = client_of(patients, "c", tmp_path / "patient.csv")
+    assert apart(client.train, client.tests["c"])
+    assert (len(client.train), len(client.tests["c"])) == (20, 4)
+    whole = labelled(
+        patients, read_samples(tmp_path / "patient.csv", patients.inputs), tmp_path / "patient.csv"
+    )
+    assert apart(*divided(whole, None, "c"))
+
+
+def test_a_new_site_that_does_not_say_whose_its_rows_are_is_refused(
+    patients: Trained, tmp_path: Path
+):
+    bare = tmp_path / "bare.csv"
+    with pytest.raises(DataError, match=r"bare.csv: not every row or file name has 'patient'"):
+        client_of(patients, "c", bare)
+    with pytest.raises(DataError, match=r"bare.csv: not every row or file name has 'patient'"):
+        client_of(patients, "c", tmp_path / "patient.csv", test=bare)
+    with pytest.raises(DataError, match="d: 8 samples of 2 groups: too few to hold 20% out"):
+        client_of(patients, "d", tmp_path / "two.csv")
 
 
 def test_a_joining_run_names_no_module(trained: Trained, new: Path, tmp_path: Path):

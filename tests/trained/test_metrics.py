@@ -69,8 +69,19 @@ def test_samples_of_one_group_are_drawn_together():
     assert widths[1] < widths[0] / 2
 
 
+def test_where_all_resamples_agree_there_is_no_interval():
+    sure, labels = np.array([[0.9, 0.1]] * 16), np.zeros(16, dtype=int)
+    for made in (
+        Outcomes(sure, labels),
+        Outcomes(sure, np.arange(16) % 2, np.zeros(16, dtype=int)),
+    ):
+        value, *ends = scores(made)["accuracy"]
+        assert value in (1.0, 0.5)
+        assert np.isnan(ends).all()
+
+
 def test_what_is_not_defined_is_nan_and_nothing_else_suffers():
     one_class = Outcomes(np.array([[0.7, 0.3], [0.6, 0.4]]), np.array([0, 0]))
     found = scores(one_class, resamples=20)
     assert all(math.isnan(number) for number in found["auroc"])
-    assert found["accuracy"] == found["balanced_accuracy"] == (1.0, 1.0, 1.0)
+    assert found["accuracy"][0] == found["balanced_accuracy"][0] == 1.0

@@ -34,8 +34,7 @@ def placed(raw: Mapping[str, Any], key: str, value: Any) -> Raw:
     """Copy a configuration with one dotted key set; rounds and epochs replace each other."""
     head, _, rest = key.partition(".")
     if (other := _REPLACES.get(key)) and isinstance(raw.get(head), Mapping):
-        kept = {k: v for k, v in raw[head].items() if k != other.partition(".")[2]}
-        raw = {**raw, head: kept}
+        raw = {**raw, head: {k: v for k, v in raw[head].items() if k != other.partition(".")[2]}}
     if not rest:
         return {**raw, head: value}
     below = raw.get(head, {})
@@ -262,8 +261,7 @@ def checked(
     """
     found = _checked(raw, where, held)
     if found.quick:
-        whole = scaled(dict(raw), "quick")
-        _checked(whole, f"{where} [quick]", held)
+        _checked(scaled(dict(raw), "quick"), f"{where} [quick]", held)
     if found.reproduce:
         for name, changes in found.reproduce.without.items():
             _checked(changed(dict(raw), changes), f"{where} [reproduce.without.{name}]", held)
@@ -328,8 +326,7 @@ def folder() -> Path:
 
 def experiments() -> dict[str, str]:
     """Map each name to the first line of its header."""
-    files = sorted(folder().glob("*.toml"))
-    return {file.stem: title(file) for file in files}
+    return {file.stem: title(file) for file in sorted(folder().glob("*.toml"))}
 
 
 def find(name: str) -> Path:

@@ -46,25 +46,19 @@ def check_options(given: Options, contract: ContractSection) -> None:
 
 def fitting(federation: Federation, contract: ContractSection) -> Federation:
     """Refuse data that does not fit a contract; say which classes are not there."""
-    targets = federation.targets
+    where, says = f"data {federation.name}", "the contract says"
+    targets, shape, classes = federation.targets, federation.input_shape, tuple(contract.classes)
     if contract.task and targets and FITTING[targets] != contract.task:
         public = f"its targets are {targets.value}, which is no {contract.task}"
-        raise Misfit(f"data {federation.name}: {public} (the contract)", public)
-    classes = tuple(contract.classes)
+        raise Misfit(f"{where}: {public} (the contract)", public)
     if federation.classes != classes[: len(federation.classes)]:
-        raise DataError(
-            f"data {federation.name}: classes {', '.join(federation.classes)}; the contract says "
-            f"{', '.join(classes)}"
-        )
-    if contract.shape and federation.input_shape != tuple(contract.shape):
-        raise DataError(
-            f"data {federation.name}: samples of shape {federation.input_shape}, the contract says "
-            f"{tuple(contract.shape)}"
-        )
-    shape = federation.input_shape
+        found = ", ".join(federation.classes)
+        raise DataError(f"{where}: classes {found}; {says} {', '.join(classes)}")
+    if contract.shape and shape != tuple(contract.shape):
+        raise DataError(f"{where}: samples of shape {shape}, {says} {tuple(contract.shape)}")
     if contract.channels and shape[0] != contract.channels:
-        public = f"samples of {shape[0]} channels, the contract says {contract.channels}"
-        raise Misfit(f"data {federation.name}: {public}", public)
+        text = f"{where}: samples of {shape[0]} channels, {says} {contract.channels}"
+        raise Misfit(text, "its pictures have other channels")
     remarks = list(federation.remarks)
     for client in federation.clients:  # to lack a class is fine
         if lacks := [name for name, count in class_counts(client, classes).items() if not count]:
@@ -79,17 +73,13 @@ def _normalised(federation: Federation, contract: ContractSection) -> Federation
     """
     if contract.normalize == "none" or "normalize" in federation.preparation:
         return federation
-    if contract.normalize != "site" and len(contract.normalize[0]) != federation.input_shape[0]:
-        raise ConfigError(
-            f"data.contract.normalize has {len(contract.normalize[0])} means, a sample "
-            f"{federation.input_shape[0]} features"
-        )
+    width = federation.input_shape[0]
+    if contract.normalize != "site" and (means := len(contract.normalize[0])) != width:
+        raise ConfigError(f"data.contract.normalize has {means} means, a sample {width} features")
     levels, clients = {}, []
     for client in federation.clients:
         if not isinstance(client.train, Split):
-            raise ConfigError(
-                "data.contract.normalize: pictures that are read later take constants"
-            )
+            raise ConfigError("data.contract.normalize: pictures read later take constants")
         own = levels_of(client.train.x) if contract.normalize == "site" else contract.normalize
         levels[client.name] = own
         clients.append(client.change(partial(_changed, levels=own)))
@@ -147,20 +137,12 @@ def _tables(given: Options, contract: ContractSection, site: str | None) -> Fede
     if label is None:
         raise ConfigError("data.contract.label or data.label is needed: the column of classes")
     if not contract.columns:
-        raise ConfigError(
-            "data.contract.columns is needed for tables: one [[data.contract.columns]] a feature"
-        )
+        raise ConfigError("data.contract.columns is needed: a [[data.contract.columns]] a feature")
     columns = [Column(c.name, tuple(c.values) if c.values else None) for c in contract.columns]
     remarks = [text for table in found.values() for text in _checked(table, contract, label)]
-    options = TableOptions(
-        **{
-            **{key: value for key, value in given.items() if key != "path"},
-            "label": label,
-            "missing": contract.missing,
-            "classes": tuple(contract.classes),
-            "columns": columns,
-        }
-    )
+    own = {key: value for key, value in given.items() if key != "path"}
+    agreed = {"missing": contract.missing, "classes": tuple(contract.classes), "columns": columns}
+    options = TableOptions(**{**own, "label": label, **agreed})
     federation = table_federation(path.resolve().stem, found, options)
     return replace(federation, remarks=(*federation.remarks, *remarks))
 
@@ -182,8 +164,7 @@ def _checked(table: Table, contract: ContractSection, label: str) -> list[str]:
     table.column(label, "data.label")
     remarks = [text for column in contract.columns for text in _column(table, column)]
     known = {label, *(column.name for column in contract.columns)}
-    beside = [name for name in table.columns if name not in known]
-    if beside:
+    if beside := [name for name in table.columns if name not in known]:
         remarks.append(f"{table.where}: not in the contract and not read: {', '.join(beside)}")
     return remarks
 
@@ -193,21 +174,15 @@ def _column(table: Table, column: ColumnSection) -> list[str]:
         has = ", ".join(table.columns)
         text = f"{table.where}: no column {column.name!r} (the contract); it has {has}"
         raise Misfit(text, f"no column {column.name!r}")
-    found = table.columns[column.name]
-    cells = [
-        (row, cell.strip())
-        for row, cell in zip(table.rows, found, strict=True)
-        if not is_missing(cell)
-    ]
+    rows = zip(table.rows, table.columns[column.name], strict=True)
+    cells = [(row, cell.strip()) for row, cell in rows if not is_missing(cell)]
+    kind, wanted = "number", "a number"
+    if column.values is not None:
+        kind, wanted = "category", f"a category of the contract: {', '.join(column.values[:20])}"
     for row, cell in cells:
-        where = f"{table.where}, row {row}, column {column.name!r}"
-        if column.values is not None and cell not in column.values:
-            known = ", ".join(column.values[:20])
-            text = f"{where}: {cell!r} is not a category of the contract: {known}"
-            raise Misfit(text, f"column {column.name!r} has a value that is no category")
-        if column.values is None and not is_number(cell):
-            text = f"{where}: {cell!r} is not a number"
-            raise Misfit(text, f"column {column.name!r} has a value that is no number")
+        if not (is_number(cell) if column.values is None else cell in column.values):
+            text = f"{table.where}, row {row}, column {column.name!r}: {cell!r} is not {wanted}"
+            raise Misfit(text, f"column {column.name!r} has a value that is no {kind}")
     return _outside(table, column, [float(cell) for _, cell in cells if column.range])
 
 
@@ -221,6 +196,6 @@ def _outside(table: Table, column: ColumnSection, values: Sequence[float]) -> li
     said = f"{table.where}: column {column.name!r}: {share:.1%} of its values lie outside the "
     said += f"contract's {low:g} to {high:g}{unit}"
     if share > _MOST_OUTSIDE:
-        public = f"column {column.name!r}: {share:.1%} of its values lie outside the range"
+        public = f"column {column.name!r} has values outside the range"
         raise Misfit(f"{said}: another unit, or another column?", public)
     return [said] if share else []

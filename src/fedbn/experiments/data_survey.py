@@ -171,8 +171,7 @@ def _columns(reports: Sequence[SiteReport]) -> tuple[list[dict[str, Any]], list[
     found, notes = [], []
     by_site = {report.site: {c.name: c for c in report.columns} for report in reports}
     for name in dict.fromkeys(c.name for report in reports for c in report.columns):
-        lacking = [site for site, columns in by_site.items() if name not in columns]
-        if lacking:
+        if lacking := [site for site, columns in by_site.items() if name not in columns]:
             notes.append(f"column {name!r} is left out: {', '.join(lacking)} has none")
             continue
         each = {site: columns[name] for site, columns in by_site.items()}
@@ -180,8 +179,7 @@ def _columns(reports: Sequence[SiteReport]) -> tuple[list[dict[str, Any]], list[
         if texts and len(texts) < len(each):
             numbers = [site for site, column in each.items() if column.values is None]
             notes.append(f"column {name!r}: numbers at {', '.join(numbers)}, texts elsewhere")
-        rare = sum(column.rare for column in each.values())
-        if rare:
+        if rare := sum(column.rare for column in each.values()):
             notes.append(f"column {name!r}: {rare} rare categories are not named; add them by hand")
         values = _ordered({*chain.from_iterable(texts)})
         found.append({"name": name, **({"values": values} if texts else {})})

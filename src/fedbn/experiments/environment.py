@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy
 import torch
 
 from fedbn import __version__
@@ -18,13 +19,13 @@ from fedbn.core.engine import cores
 from fedbn.core.federation import A_CLASS, Federation, blank_client
 from fedbn.errors import ConfigError, DamagedRun, Misfit
 from fedbn.experiments.jobs import Job
-from fedbn.experiments.planner import Planner
+from fedbn.experiments.planner import OF_DATA, Planner
 from fedbn.experiments.schema import Experiment
 from fedbn.fast import chosen
 from fedbn.fast.allocator import granted
 from fedbn.runs.folder import RunFolder
 
-_EVERY = "all settings"
+EVERY = "all settings"
 
 
 def facts_of(federation: Federation) -> dict[str, Any]:
@@ -49,13 +50,13 @@ def facts_of(federation: Federation) -> dict[str, Any]:
 def facts_by_setting(federations: Mapping[str, Federation]) -> dict[str, Any]:
     """Collect the facts of each setting's data; once where all settings have the same."""
     if len({id(federation) for federation in federations.values()}) == 1:
-        federations = {_EVERY: next(iter(federations.values()))}
+        federations = {EVERY: next(iter(federations.values()))}
     return {setting: facts_of(federation) for setting, federation in federations.items()}
 
 
 def facts_for(recorded: Mapping[str, dict[str, Any]], setting: str) -> dict[str, Any] | None:
     """Find the facts of a setting; None in a run that recorded none."""
-    return recorded.get(setting, recorded.get(_EVERY))
+    return recorded.get(setting, recorded.get(EVERY))
 
 
 def sketch(facts: Mapping[str, Any]) -> Federation:
@@ -83,8 +84,6 @@ def environment_of(
 
     What else an engine knows is `more`; its `data` has a value a client that must stay the same.
     """
-    import numpy
-
     files = dict.fromkeys(job.setting.experiment.model.weights for job in todo)
     return {
         "config": config,
@@ -132,14 +131,15 @@ def same_run(
         folder.commit(environment["config"], environment)
         return []
     before = folder.read_environment()
+    known, here = before.get("data", {}), environment["data"]
+    had = {key.rpartition(OF_DATA)[2] for key in known}
+    new = {k: v for k, v in here.items() if OF_DATA in k and k.rpartition(OF_DATA)[2] not in had}
     if come_and_go:
-        both = before.get("data", {}).keys() & environment["data"].keys()
-        before, environment = (
-            {**e, "data": {name: e["data"][name] for name in sorted(both)}}
-            for e in (before, environment)
-        )
+        before = {**before, "data": {name: known.get(name, one) for name, one in here.items()}}
+    elif "merged" in before:  # of runs that may all have lacked some data
+        before = {**before, "data": {**known, **new}}
     found = differences(before, environment, _FREE | _GROWING if grows else _FREE)
-    if grows:
+    if grows or (new and not come_and_go):
         config, seeds = environment["config"], environment["seeds"]
         folder.commit(config, {**before, "config": config, "seeds": seeds})
     folder.request.unlink(missing_ok=True)  # a kill may have left it
@@ -154,12 +154,12 @@ def differences(
         raise DamagedRun("environment.json is missing or damaged: the run cannot be compared")
     now = json.loads(json.dumps(now))
     defaults = Experiment().model_dump()  # a key that came with a later fedbn had its default
-    if changed := [
-        key for key in changed_keys(before["config"], now["config"], defaults) if key not in free
-    ]:
+    every = changed_keys(before["config"], now["config"], defaults)
+    if changed := [key for key in every if key not in free]:
+        again = "if growing was cut off, repeat that `fedbn resume --rounds` or `--add-...`; else "
         raise ConfigError(
             f"the configuration changed since the run began: {', '.join(changed)}; "
-            "undo that, or start a new run"
+            f"{again if _GROWING.issuperset(changed) else ''}undo that, or start a new run"
         )
     if data := changed_keys(before.get("data", {}), now["data"]):
         changed_at = f"the data changed since the run began: client {', '.join(data)}"

@@ -64,8 +64,7 @@ def settings(experiment: Experiment) -> list[Setting]:
         >>> [s.name for s in settings(Experiment(sweep={"training": {"local_epochs": [1, 4]}}))]
         ['local_epochs=1', 'local_epochs=4']
     """
-    varied = axes(experiment)
-    if not varied:
+    if not (varied := axes(experiment)):
         return [Setting(DEFAULT, experiment)]
     if (count := math.prod(map(len, varied.values()))) > _MAX_SETTINGS:
         raise ConfigError(f"sweep: {count:,} settings; legal are at most {_MAX_SETTINGS:,}")

@@ -13,27 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbn.core.best_round import early_stop, validation
+from fedbn.core.best_round import best_round, early_stop, validation
 from fedbn.core.metric import first_metric
 from fedbn.core.schedule import rates
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import Raw, checked, held_by, held_experiment, placed
-from fedbn.experiments.environment import changed_keys
-from fedbn.experiments.jobs import Job, Key, jobs, named_jobs
+from fedbn.experiments.environment import EVERY, changed_keys, facts_for
+from fedbn.experiments.jobs import Job, Key, jobs, named_jobs, settings
+from fedbn.experiments.planner import data_marks, scores_all
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
-from fedbn.runs.folder import (
-    RECORDS_ALONE,
-    RunFolder,
-    explained,
-    without_checkpoints,
-    write_atomically,
-)
-from fedbn.text import counted
+from fedbn.runs.folder import RECORDS_ALONE, STOPPED, RunFolder, explained, write_atomically
+from fedbn.text import counted, flat
 
-_FREE = {"methods", "seeds", "workers"}
-_PATHS = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
-_APART = {"quick", "reproduce", "checkpoint"}
+_FREE = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
+_APART = {"methods", "seeds", "sweep", "workers", "quick", "reproduce", "checkpoint"}
 UNSCORED = ("training_loss", "refused")
 """What a round says by itself; where sites score, the rest follows with the next answers."""
 Rows = list[dict[str, Any]]
@@ -44,8 +38,7 @@ def grown(
 ) -> Experiment:
     """The configuration of a run with what can be added to it; nothing is written."""
     raw, before = folder.read_request(), held_experiment(folder)
-    lists = (("seed", before.seeds, seeds), ("method", before.methods, methods))
-    for name, there, added in lists:
+    for name, there, added in (("seed", before.seeds, seeds), ("method", before.methods, methods)):
         if known := [one for one in added if one in there]:
             raise ConfigError(f"--add-{name} {known[0]}: the run has it already")
         raw = placed(raw, f"{name}s", [*there, *added])
@@ -57,36 +50,49 @@ def grown(
 
 def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> None:
     for job in jobs(experiment):
-        had = job.setting.experiment.training.total_rounds
+        training, place = job.setting.experiment.training, folder.job(*job.key)
+        had = training.total_rounds
         if rounds <= had:
             raise ConfigError(f"--rounds {rounds}: the run has {had}; legal are more than that")
+        if (place / RECORDS_ALONE).is_file():
+            raise ConfigError(f"--rounds: {_named(job.key)} has no checkpoint to go on from")
         bound = [rule.label for rule in job.method.rules if rule.depends_on_rounds]
-        training = job.setting.experiment.training
         if (schedule := training.schedule) is not None:
             short, long = (rates(schedule, training.schedule_args, 1.0, n) for n in (had, rounds))
             bound += [] if long[:had] == short else [f"training.schedule {schedule}"]
-        for name in bound:
-            raise ConfigError(
-                f"--rounds: {name} depends on the number of rounds from the first one on: this "
-                "run cannot grow; start a new one"
-            )
-        if without_checkpoints(folder.job(*job.key)):
-            raise ConfigError(f"--rounds: {_named(job.key)} has no checkpoint to go on from")
+        why = [f"{name} depends on the number of rounds from the first one on" for name in bound]
+        if job.setting.experiment.evaluation.report == "best":
+            metric, there = first_metric(folder.read_environment()), dict(checkpoints.rounds(place))
+            kept = _without_ends(metrics.read(place / "metrics.jsonl"), job, rounds)
+            best = best_round(validation(kept, metric), max(there, default=0), metric)
+            lost = f"round {best}, the best of {_named(job.key)} that it would score, was not kept"
+            why += [lost] if best and best not in there else []
+        for text in why:
+            raise ConfigError(f"--rounds: {text}: this run cannot grow; start a new one")
 
 
 def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:
     """Drop scores that a job has only because a round was to be its last, before it grew."""
     for job in todo:
-        experiment, file = job.setting.experiment, folder.job(*job.key) / "metrics.jsonl"
-        every, end = experiment.evaluation.every, experiment.training.total_rounds
-        rows = metrics.read(file) if every > 1 else []
-        kept = [
-            r
-            for r in rows
-            if r["metric"] in UNSCORED or not r["round"] % every or r["round"] == end
-        ]
+        file = folder.job(*job.key) / "metrics.jsonl"
+        rows = metrics.read(file)
+        kept = _without_ends(rows, job, job.setting.experiment.training.total_rounds)
         if len(kept) < len(rows):
+            file.with_name(STOPPED).unlink(missing_ok=True)  # patience is asked again
             write_atomically(file, _text(kept))
+
+
+def _without_ends(rows: Rows, job: Job, end: int) -> Rows:
+    """Leave out of a job's records what it has for another last round than this one."""
+    every = job.setting.experiment.evaluation.every
+    clients = len({r["client"] for r in rows})  # all, where a round was the last
+    everyone = scores_all(job.setting.experiment, clients)
+    scored = {
+        (r["round"], r["client"])
+        for r in rows
+        if r["round"] == end or (not r["round"] % every and (everyone or r["metric"] in UNSCORED))
+    }
+    return [r for r in rows if r["metric"] in UNSCORED or (r["round"], r["client"]) in scored]
 
 
 def check_checkpoints(folder: RunFolder) -> None:
@@ -122,12 +128,10 @@ class Part:
         """Name the jobs that have not ended; what a merged run never had is none of them."""
         found, metric = [], first_metric(self.environment)
         for key, (_, setting) in named_jobs(self.experiment).items():
-            rounds = setting.experiment.training.total_rounds
-            done = max((row["round"] for row in self.jobs.get(key, ())), default=0)
-            scores = validation(self.jobs.get(key, ()), metric)
-            if early_stop(scores, setting.experiment.training.patience, metric):
-                continue
-            if done < rounds and (done or "merged" not in self.environment):
+            training, rows = setting.experiment.training, self.jobs.get(key, ())
+            rounds, done = training.total_rounds, max((row["round"] for row in rows), default=0)
+            over = done >= rounds or early_stop(validation(rows, metric), training.patience, metric)
+            if not over and (done or "merged" not in self.environment):
                 found.append(f"{_named(key)}, round {done} of {rounds}")
         return found
 
@@ -141,6 +145,7 @@ class Merged:
     homes: Mapping[Key, Part]  # in the order of the whole's jobs: the run that has a job
     absent: tuple[str, ...]  # jobs of the whole that no run has
     remarks: tuple[str, ...]  # what else must be said
+    facts: Mapping[str, Any]  # of the data, as one run would have recorded them
 
     @property
     def records(self) -> Rows:
@@ -155,12 +160,21 @@ def put_together(folders: Sequence[RunFolder]) -> Merged:
     raw = first.folder.read_request()
     for key in ("methods", "seeds"):
         raw = placed(raw, key, _union(getattr(part.experiment, key) for part in parts))
-    if first.experiment.sweep:
-        raw = {**raw, "sweep": _united([part.experiment.sweep for part in parts])}
-    whole = named_jobs(checked(raw, str(first.folder.path), held_by(first.folder)))
+    swept = [dict(flat(part.experiment.sweep)) for part in parts]
+    for key in swept[0]:
+        raw = placed(raw, f"sweep.{key}", _union(values[key] for values in swept))
+    experiment = checked(raw, str(first.folder.path), held_by(first.folder))
+    whole, marks = named_jobs(experiment), _marks(experiment)
+    data = _data(parts, marks)
     homes = {key: _home(key, parts) for key in whole if any(key in part.jobs for part in parts)}
     absent = tuple(_named(key) for key in whole if key not in homes)
-    return Merged(parts, raw, homes, absent, tuple(dict.fromkeys(remarks)))
+    inputs = {
+        key[1] if marks.get(key[1]) else EVERY: facts
+        for key, part in homes.items()
+        if (facts := facts_for(part.environment.get("inputs", {}), key[1]))
+    }
+    facts = {"data": data, "inputs": inputs}
+    return Merged(parts, raw, homes, absent, tuple(dict.fromkeys(remarks)), facts)
 
 
 def merge(folders: Sequence[RunFolder], out: RunFolder) -> Merged:
@@ -170,11 +184,9 @@ def merge(folders: Sequence[RunFolder], out: RunFolder) -> Merged:
     out.check_empty()
     found = put_together(folders)
     for part in found.parts:
-        if part.unfinished:
-            raise ConfigError(
-                f"{part.folder.path}: not finished: {'; '.join(part.unfinished)}; "
-                f"`fedbn resume {part.folder.path}` first"
-            )
+        if left := "; ".join(part.unfinished):
+            name = part.folder.path
+            raise ConfigError(f"{name}: not finished: {left}; `fedbn resume {name}` first")
     hidden = out.path.with_name(f".{out.path.name}.tmp")
     try:
         with explained(out.path, ConfigError):
@@ -200,10 +212,7 @@ def _fill(folder: RunFolder, found: Merged) -> None:
             write_atomically(place / RECORDS_ALONE, b"")
     write_atomically(folder.metrics, _text(found.records))
     first = found.parts[0].environment
-    environment = {**first, "config": found.raw, "seeds": found.raw["seeds"]}
-    for name in ("data", "inputs", "weights"):
-        own = [part.environment.get(name, {}) for part in found.parts]
-        environment[name] = {key: value for one in own for key, value in one.items()}
+    environment = {**first, **found.facts, "config": found.raw, "seeds": found.raw["seeds"]}
     environment["merged"] = [
         {
             "run": str(part.folder.path),
@@ -219,19 +228,37 @@ def _same(first: Part, other: Part) -> Iterator[str]:
     """Refuse a run that was asked for something else; say what else differs."""
     names = f"{first.folder.path} and {other.folder.path}"
     one, two = (part.experiment.model_dump(exclude=_APART) for part in (first, other))
-    keys = [key for key in changed_keys(one, two) if key not in _FREE | _PATHS]
-    if differ := [key for key in keys if not key.startswith("sweep.")]:
+    swept = [{f"sweep.{k}" for k, _ in flat(part.experiment.sweep)} for part in (first, other)]
+    if differ := sorted((swept[0] ^ swept[1]) | ({*changed_keys(one, two)} - _FREE)):
         raise ConfigError(f"{names} are not one experiment: {', '.join(differ)} differ")
-    data = [part.environment.get("data", {}) for part in (first, other)]
-    both = data[0].keys() & data[1].keys() if keys else data[0].keys() | data[1].keys()
-    if differ := sorted(name for name in both if data[0].get(name) != data[1].get(name)):
-        raise DataError(f"{names} were not trained on the same data: client {', '.join(differ)}")
     weights = [sorted(part.environment.get("weights", {}).values()) for part in (first, other)]
     if weights[0] != weights[1]:
         raise ConfigError(f"{names} did not start from the same model.weights")
-    versions = [part.environment.get("versions", {}) for part in (first, other)]
-    if differ := changed_keys(*versions):
+    if differ := changed_keys(*(p.environment.get("versions", {}) for p in (first, other))):
         yield f"{names} were trained with other versions: {', '.join(differ)}"
+
+
+def _marks(experiment: Experiment) -> dict[str, str]:
+    """What marks the clients of each setting's data in `environment.json`."""
+    sections = {one.name: one.experiment.data.model_dump_json() for one in settings(experiment)}
+    marks = data_marks(sections.values())
+    return {name: marks[section] for name, section in sections.items()}
+
+
+def _data(parts: Sequence[Part], marks: Mapping[str, str]) -> dict[str, Any]:
+    """Unite the hashes of clients' data; refuse runs that differ in those of one setting."""
+    homes: dict[str, tuple[Part, dict[str, Any]]] = {}
+    for part in parts:
+        recorded, here = part.environment.get("data", {}), _marks(part.experiment)
+        for old, new in {mark: marks[name] for name, mark in here.items() if name in marks}.items():
+            own = {k.removesuffix(old): v for k, v in recorded.items() if k.endswith(old)}
+            if old and not own:  # a merged run, and none of its runs had this data
+                continue
+            home, known = homes.setdefault(new, (part, own))
+            if differ := ", ".join(changed_keys(known, own)):
+                names = f"{home.folder.path} and {part.folder.path}"
+                raise DataError(f"{names} were not trained on the same data: client {differ}")
+    return {f"{c}{mark}": h for mark, (_, own) in homes.items() for c, h in own.items()}
 
 
 def _home(key: Key, parts: Iterable[Part]) -> Part:
@@ -251,16 +278,6 @@ def _union(lists: Iterable[Sequence[Any]]) -> list[Any]:
     return found
 
 
-def _united(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Unite the values of each swept key; all runs sweep over the same keys."""
-    return {
-        key: _united([sweep[key] for sweep in sweeps])
-        if isinstance(value, Mapping)
-        else _union(sweep[key] for sweep in sweeps)
-        for key, value in sweeps[0].items()
-    }
-
-
 def _named(key: Key) -> str:
     method, setting, seed = key
     return f"{method} seed {seed}" if setting == "default" else f"{method} {setting} seed {seed}"
@@ -272,8 +289,6 @@ def _text(rows: Rows) -> bytes:
 
 def told(found: Merged) -> str:
     """Say in a line what was put together."""
-    runs = counted(len(found.parts), "run")
-    text = f"{counted(len(found.homes), 'job')} of {runs}"
-    if found.absent:
-        text += f"; in none of them: {', '.join(found.absent)} (`fedbn resume` would train them)"
-    return text
+    names = ", ".join(found.absent)
+    more = f"; in none of them: {names} (`fedbn resume` would train them)" if names else ""
+    return f"{counted(len(found.homes), 'job')} of {counted(len(found.parts), 'run')}{more}"

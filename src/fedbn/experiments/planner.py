@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,11 +20,13 @@ from fedbn.experiments import sources
 from fedbn.experiments.configuration import with_absolute_paths
 from fedbn.experiments.jobs import Job, axes
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
+from fedbn.experiments.shared_data import share, shared
 from fedbn.fast.stacked_training import unbatchable, unknown_rules
 from fedbn.tasks.making import TaskChoice
 
 _WORTH_STACKING = 10
 _MANY = 1000  # clients
+OF_DATA = " of data "
 EngineName = Literal["plain", "batched"]
 
 
@@ -74,10 +76,10 @@ class Planner:
             _check_validation(federation, share)
         if experiment.evaluation.report == "best":
             check_choosing(share, [c.name for c in federation.clients if c.valid is None])
-        if experiment.training.min_clients > len(federation.clients):
+        least, count = experiment.training.min_clients, len(federation.clients)
+        if least > count:
             raise ConfigError(
-                f"training.min_clients = {experiment.training.min_clients}: "
-                f"{federation.name} has {len(federation.clients)} clients"
+                f"training.min_clients = {least}: {federation.name} has {count} clients"
             )
         plan = plan_of(job, federation, self._make_model, task=self._task)
         if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
@@ -87,7 +89,6 @@ class Planner:
             )
         named = sources.named_files(experiment.model.weights, experiment.model)
         if not plan.score_all and experiment.evaluation.clients is None:
-            count = len(federation.clients)
             named.append(f"{count:,} clients: those that take part are scored, all at the end")
         self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
         return plan
@@ -104,21 +105,39 @@ class Planner:
         key = section.model_dump_json()
         if key not in self._data:
             found = self._given or sources.load_federation(section)
-            sentence, files = (
-                sources.data_name(section)[1],
-                sources.named_files(section.path, section),
-            )
-            said = [*([sentence] if sentence else []), *files, *found.remarks]
-            self.warnings += [*said, *check_federation(found)]
+            files = sources.named_files(section.path, section)
+            said = [sources.data_name(section)[1], *files, *found.remarks]
+            self.warnings += [text for text in [*said, *check_federation(found)] if text]
             self._data[key] = found
         return self._data[key]
 
+    def shared(self, todo: Sequence[Job]) -> int | None:
+        """Move the data of some jobs to memory that other processes map; gives its descriptor."""
+        sections = {job.setting.name: job.setting.experiment.data for job in todo}
+        descriptor = share({name: self.federation(one) for name, one in sections.items()})
+        if descriptor is not None:
+            self._newest = None  # which holds the data where it was
+            self.take(descriptor, todo)
+        return descriptor
+
+    def take(self, descriptor: int, todo: Sequence[Job]) -> None:
+        """Take the data of some jobs, checked before, from where it is shared."""
+        found = shared(descriptor)
+        for job in todo:
+            if one := found.get(job.setting.name):
+                key = job.setting.experiment.data.model_dump_json()
+                self._data[key] = replace(self._data.get(key, one), clients=one.clients)
+
     def fingerprint(self) -> dict[str, str]:
         """Hash every client's data, of all the data that was loaded."""
-        found = [federation.fingerprint() for federation in self._data.values()]
-        if len(found) == 1:
-            return found[0]
-        return {f"{c} of data {i}": h for i, one in enumerate(found, 1) for c, h in one.items()}
+        marked = zip(data_marks(self._data).values(), self._data.values(), strict=True)
+        return {f"{c}{mark}": h for mark, one in marked for c, h in one.fingerprint().items()}
+
+
+def data_marks(sections: Iterable[str]) -> dict[str, str]:
+    """What tells the clients of a run's data sets apart, in the order in which they are swept."""
+    found = dict.fromkeys(sections)
+    return {one: f"{OF_DATA}{i}" if len(found) > 1 else "" for i, one in enumerate(found, 1)}
 
 
 def plan_of(
@@ -143,7 +162,7 @@ def plan_of(
         seed=job.seed,
         setting=job.setting.name,
         evaluate_every=experiment.evaluation.every,
-        score_all=_scores_all(experiment, federation),
+        score_all=scores_all(experiment, len(federation.clients)),
         score_train=experiment.evaluation.train,
         task=sources.task_of(experiment, federation, task),
     )
@@ -151,13 +170,12 @@ def plan_of(
     return plan
 
 
-def _scores_all(experiment: Experiment, federation: Federation) -> bool:
+def scores_all(experiment: Experiment, clients: int) -> bool:
     """Whether clients that rest are scored: of many not, unless rounds are compared by scores."""
     evaluation = experiment.evaluation
-    if evaluation.clients is None:
-        chooses = evaluation.report == "best" or isinstance(experiment.method.mu, list)
-        return chooses or len(federation.clients) <= _MANY
-    return evaluation.clients == "all"
+    chooses = evaluation.report == "best" or isinstance(experiment.method.mu, list)
+    few = evaluation.clients is None and clients <= _MANY
+    return chooses or few or evaluation.clients == "all"
 
 
 def _engine(asked: str, plan: Plan) -> EngineName:
@@ -209,10 +227,9 @@ def resolved(experiment: Experiment, federation: Federation) -> dict[str, Any]:
         raw["data"] = {**federation.settled, **raw["data"]}
         raw["data"].setdefault("name", sources.data_name(experiment.data)[0])
         raw["model"].setdefault("name", sources.suggested_for(federation))
-    if experiment.training.local_steps is not None or "training.local_steps" in varied:
-        del raw["training"]["local_epochs"]
-    if experiment.training.epochs is not None or "training.epochs" in varied:
-        del raw["training"]["rounds"]
+    for given, other in (("local_steps", "local_epochs"), ("epochs", "rounds")):
+        if getattr(experiment.training, given) is not None or f"training.{given}" in varied:
+            del raw["training"][other]
     return with_absolute_paths({key: value for key, value in raw.items() if value != {}})
 
 
@@ -241,14 +258,11 @@ def _optimizer(section: TrainingSection) -> str:
         name.lower(): name
         for name, value in vars(torch.optim).items()
         if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer)
+        if name not in ("Optimizer", "LBFGS", "SparseAdam")  # not of dense batches
     }
-    for name in ("optimizer", "lbfgs", "sparseadam"):  # no optimisers of dense batches
-        known.pop(name, None)
-    if section.optimizer.lower() not in known:
-        raise ConfigError(
-            f"training.optimizer: {unknown('optimizer', section.optimizer, known.values())}"
-        )
-    name = known[section.optimizer.lower()]
+    if (name := known.get(section.optimizer.lower())) is None:
+        said = unknown("optimizer", section.optimizer, known.values())
+        raise ConfigError(f"training.optimizer: {said}")
     build = getattr(torch.optim, name)
     legal = [p for p in inspect.signature(build).parameters if p not in ("params", "lr")]
     for key in section.optimizer_args:

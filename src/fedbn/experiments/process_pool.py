@@ -58,23 +58,25 @@ def hear_orders(stopping: threading.Event, save: Callable[[], None]) -> SimpleQu
 
 
 def affordable(count: int) -> int:
-    """How many worker processes memory has room for: each takes what this process has by now.
+    """How many worker processes memory has room for: each takes what this one has for itself.
 
     Where the system does not tell, as many as were asked for; one where there is room for none.
     """
     try:
         meminfo = Path("/proc/meminfo").read_text()
-        free = 1024 * int(
-            next(li for li in meminfo.splitlines() if "MemAvailable" in li).split()[1]
-        )
-        own = os.sysconf("SC_PAGE_SIZE") * int(Path("/proc/self/statm").read_text().split()[1])
+        available = next(line for line in meminfo.splitlines() if "MemAvailable" in line)
+        free = 1024 * int(available.split()[1])
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     except (OSError, StopIteration, ValueError):
         return count
-    return max(1, min(count, free // own))
+    return max(1, min(count, free // (os.sysconf("SC_PAGE_SIZE") * (resident - shared))))
 
 
-def main(path: str, threads: int, trust: Sequence[str]) -> None:
-    """Serve until the parent ends; what it trusts is imported alone, whatever the folder says."""
+def main(path: str, threads: int, data: int, trust: Sequence[str]) -> None:
+    """Serve until the parent ends; what it trusts is imported alone, whatever the folder says.
+
+    `data` is where the data is that all workers share, below 0 where each reads its own.
+    """
     from fedbn.experiments.runner import Run, embedded_job, execute
 
     registry.trust(trust)
@@ -91,13 +93,17 @@ def main(path: str, threads: int, trust: Sequence[str]) -> None:
     def tell(event: Event) -> None:
         events.write(event.to_line())
 
-    maker = partial(embedded_job, planner=Planner(), workers=threads)
+    planner = Planner()
+    maker = partial(embedded_job, planner=planner, workers=threads)
     run = Run(folder, maker, tell, stopping.is_set)
     orders = hear_orders(stopping, run.save)
     while True:
         key = orders.get()
         try:
-            known = known or {job.key: job for job in jobs(held_experiment(folder))}
+            if not known:
+                known = {job.key: job for job in jobs(held_experiment(folder))}
+                if data >= 0:
+                    planner.take(data, [*known.values()])
             with own_process():
                 execute(known[key], run)
         except BaseException as error:
@@ -129,14 +135,19 @@ class Worker:
     """A worker process and the job it has in hand."""
 
     def __init__(
-        self, folder: RunFolder, threads: int, inbox: SimpleQueue[tuple[Worker, Event | None]]
+        self,
+        folder: RunFolder,
+        threads: int,
+        data: int | None,
+        inbox: SimpleQueue[tuple[Worker, Event | None]],
     ):
         self.job: Job | None = None
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "fedbn.experiments.process_pool", str(folder.path)),
-                *(str(threads), *registry.trusted()),
+                *(str(threads), str(-1 if data is None else data), *registry.trusted()),
             ],
+            pass_fds=[shared for shared in (data, folder.held) if shared is not None],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -172,11 +183,9 @@ class Worker:
     def say(self, line: str) -> None:
         """Tell the process something, if it still hears."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # its end arrives in the inbox
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # its end arrives in the inbox
 
     def _listen(self, inbox: SimpleQueue[tuple[Worker, Event | None]]) -> None:
         assert self._process.stdout is not None
@@ -191,10 +200,14 @@ def run_side_by_side(
     listener: Listener,
     processes: Sequence[int],
     stop: Callable[[], bool],
+    data: int | None = None,
 ) -> None:
-    """Run jobs on worker processes of so many cores each; the first failure ends them all."""
+    """Run jobs on worker processes of so many cores each; the first failure ends them all.
+
+    `data` is the descriptor of the data that they share, if any.
+    """
     inbox: SimpleQueue[tuple[Worker, Event | None]] = SimpleQueue()
-    workers = [Worker(folder, cores, inbox) for cores in processes]
+    workers = [Worker(folder, cores, data, inbox) for cores in processes]
     waiting, stopping, stopped = list(jobs), False, ""
     try:
         for worker in workers:
@@ -233,15 +246,11 @@ def run_side_by_side(
 
 
 def _error(event: Event) -> FedbnError:
-    kinds = {kind.exit_code: kind for kind in _below(FedbnError)}
-    text = f"{' '.join(map(str, event.job))}: {event.text}"
-    return kinds.get(event.exit_code, FedbnError)(text)
-
-
-def _below(kind: type[FedbnError]) -> list[type[FedbnError]]:
-    """All error classes, the general after the special, so that the general one wins."""
-    return [c for sub in kind.__subclasses__() for c in _below(sub)] + [kind]
+    # The general one last: some of its kinds have its code too.
+    ordered: list[type[FedbnError]] = [*FedbnError.__subclasses__(), FedbnError]
+    kinds = {kind.exit_code: kind for kind in ordered}
+    return kinds.get(event.exit_code, FedbnError)(f"{' '.join(map(str, event.job))}: {event.text}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

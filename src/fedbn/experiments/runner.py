@@ -6,6 +6,7 @@ A run tells events; who writes, shows or tracks it listens. It goes on where it 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ class Run:
     late_scores: bool = False  # whether a round's scores come with the next one's answers
     # whether jobs may run in processes of their own, which read the folder alone
     apart: bool = True
+    # moves the data of jobs to memory that processes share, and gives its descriptor
+    share: Callable[[Sequence[Job]], int | None] = lambda jobs: None
     writers: dict[Key, Writer] = field(default_factory=dict)  # who writes each job down
 
     def writer(self, job: Job) -> Writer:
@@ -137,13 +140,13 @@ class Writer:
 
     def __call__(self, event: Event) -> None:
         """Write a round down, or what is left to say at a job's end."""
-        if event.kind == "stopped":
+        if event.kind in ("stopped", "done"):  # the state before what says that it is the last
             self.save()
         if event.gave is None:
             return
         with self._lock:
             self._take(event, event.gave)
-        if event.kind == "done" or event.round == event.rounds or self._pace.due(event.round):
+        if event.round == event.rounds or self._pace.due(event.round):
             self.save()
 
     def _take(self, event: Event, gave: Round) -> None:
@@ -201,13 +204,11 @@ class Writer:
 
     def finished(self, done: int, rounds: int) -> bool:
         """Tell whether all rounds are done, and scored; or those that patience left."""
-        return (self._place / STOPPED).exists() or (
-            done >= rounds
-            and (
-                not self._late
-                or any(r["round"] == rounds and r["metric"] not in UNSCORED for r in self.records())
-            )
-        )
+        if (self._place / STOPPED).exists() or without_checkpoints(self._place):
+            return True
+        if done < rounds or not self._late:
+            return done >= rounds
+        return any(r["round"] == rounds and r["metric"] not in UNSCORED for r in self.records())
 
     def records(self) -> list[dict[str, Any]]:
         """Read what earlier processes wrote."""
@@ -398,8 +399,7 @@ def start(
     if planner.settled:
         config["engine"] = planner.settled
     config["training"]["device"] = device_of(experiment.training)  # what `auto` is here
-    facts = embedded_facts(todo, planner)
-    begun = environment_of(config, todo, folder.directory(), **facts)
+    begun = environment_of(config, todo, folder.directory(), **embedded_facts(todo, planner))
     notes = same_run(folder, begun, grows=grows)
     forget_ends(folder, todo)
     for text in [*planner.warnings, *notes]:
@@ -407,7 +407,8 @@ def start(
     count = workers or experiment.workers or cores()
     maker = partial(embedded_job, planner=planner, workers=count)
     costs = partial(work, planner=planner)
-    return run_jobs(todo, Run(folder, maker, listener, stop, costs, count, apart=apart))
+    run = Run(folder, maker, listener, stop, costs, count, apart=apart, share=planner.shared)
+    return run_jobs(todo, run)
 
 
 def embedded_job(job: Job, note: Note, planner: Planner, workers: int) -> EmbeddedEngine:
@@ -426,7 +427,9 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     left.sort(key=lambda job: -costs[job.key] * (lengths[job.key] - done[job.key]))  # longest first
     alone = run.workers == 1  # as at a federation's server, which has no sites' GPU
     on_cpu = alone or all(device_of(job.setting.experiment.training) == "cpu" for job in left)
-    beside = affordable(min(run.workers, len(left))) if on_cpu and run.apart else 1
+    beside = min(run.workers, len(left)) if on_cpu and run.apart else 1
+    data = run.share(left) if beside > 1 else None
+    beside = affordable(beside)
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], costs[j.key]) for j in left]
     so_far, whole_length = sum(done.values()), sum(lengths.values())
     run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
@@ -437,17 +440,21 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
         known = writer.records()
         tell(Event("earlier", key, done[key], lengths[key], records=known, over=key in over))
     run = replace(run, listener=tell)
-    if beside > 1:
-        each = run.workers // beside
-        what = "one core" if each == 1 else f"{each} cores"
-        text = f"{len(left)} runs, {beside} side by side, {what} each"
-        tell(Event("note", left[0].key, text=text, whole=True))
-        run_side_by_side(left, run.folder, tell, [each] * beside, run.stop)
-    else:
-        for job in left:
-            if run.stop():
-                raise Interrupted("stopped between two jobs")
-            execute(job, run)
+    try:
+        if beside > 1:
+            each = run.workers // beside
+            what = "one core" if each == 1 else f"{each} cores"
+            text = f"{len(left)} runs, {beside} side by side, {what} each"
+            tell(Event("note", left[0].key, text=text, whole=True))
+            run_side_by_side(left, run.folder, tell, [each] * beside, run.stop, data)
+        else:
+            for job in left:
+                if run.stop():
+                    raise Interrupted("stopped between two jobs")
+                execute(job, run)
+    finally:
+        if data is not None:
+            os.close(data)
     return bool(left)
 
 

@@ -38,8 +38,7 @@ def _normalize(value: Any) -> Any:
 
 
 def _mu(value: Any) -> Any:
-    numbers = value if isinstance(value, list) and value else [value]
-    for number in numbers:
+    for number in value if isinstance(value, list) and value else [value]:
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9:
             raise ValueError("legal are finite numbers >= 0, or a list of them to choose from")
     return value
@@ -324,8 +323,7 @@ class Experiment(Section):
                 "a list for method.mu chooses on validation data: "
                 "set evaluation.validation, for example to 0.2"
             )
-        chooses = grid or self.evaluation.report == "best"
-        if chooses and self.evaluation.clients == "taking part":
+        if (grid or self.evaluation.report == "best") and self.evaluation.clients == "taking part":
             raise ValueError(
                 "evaluation.clients = 'taking part' excludes choosing on validation data, which "
                 "compares rounds of the same clients"

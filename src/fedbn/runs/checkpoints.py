@@ -144,8 +144,9 @@ def forget_before(
     earlier = {number: path for number, path in rounds(folder) if number < round}
     kept = {round, *list(earlier)[: keep - 1]}
     kept |= {best(number) for number in kept}
-    for number in earlier.keys() - kept:  # what a disk does not let go of yet is tried again
-        shutil.rmtree(earlier[number], ignore_errors=True)
+    gone = [earlier[number] for number in earlier.keys() - kept]
+    for path in (*gone, *folder.glob(".round-*.tmp")):  # what a disk keeps is tried again
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def place_of(folder: Path, round: int) -> Path:

@@ -106,6 +106,7 @@ def explained(path: Path, kind: type[FedbnError] = FedbnError) -> Iterator[None]
 STOPPED = "stopped.json"
 """In a job's folder: why it ended before its last round, and which round is its best."""
 
+_ORPHANS = 3.0  # seconds; loading torch takes as long again before a run is resumed
 T = TypeVar("T")
 
 
@@ -124,6 +125,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.curves = self.path / "curves.png"
         self.lock = self.path / "run.lock"
+        self.held: int | None = None  # the lock's descriptor: who has a copy of it holds the lock
 
     def job(self, method: str, setting: str, seed: int) -> Path:
         """The folder of one job."""
@@ -218,16 +220,22 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder; the system lets go of it when the process ends, however it ends."""
-        lock = FileLock(self.lock, timeout=0)
+        """Hold the folder; the system lets go of it when the process ends, however it ends.
+
+        And its workers, which may still write when it was killed: that is waited for a little.
+        """
+        lock = FileLock(self.lock, timeout=_ORPHANS)
         with explained(self.path):
             try:
                 lock.acquire()
             except Timeout as error:  # an OSError itself
                 raise FedbnError(f"{self.path} is in use by another process") from error
+        if os.name == "posix":
+            self.held = getattr(getattr(lock, "_context", None), "lock_file_fd", None)
         try:
             yield
         finally:
+            self.held = None
             lock.release()
 
 

@@ -31,6 +31,7 @@ from fedbn.errors import DamagedRun
 from fedbn.runs.folder import explained, write_atomically
 
 T = TypeVar("T")
+Shape = TypeVar("Shape", list[int], tuple[int, ...])
 _LARGEST_SAMPLE = 2**28
 _LONGEST_VALUE = 60
 
@@ -65,16 +66,13 @@ def append(file: Path, content: bytes, wait: bool = True) -> None:
 def keep_until(file: Path, round: int, kind: TypeAdapter[Any] = RECORD) -> None:
     """Drop the records of later rounds, and a last line that a crash cut off.
 
-    Raises:
-        DamagedRun: Records of a round before are not there, though its checkpoint came after them.
+    Records of a round before must be there: its checkpoint came after them.
     """
     lines = list(_lines(file, kind)) if file.exists() else []
-    missing = set(range(1, round + 1)) - {record.round for _, record in lines}
-    if missing:
+    if missing := set(range(1, round + 1)) - {record.round for _, record in lines}:
         raise DamagedRun(f"{file}: the records of round {min(missing)} are missing")
     if file.exists():
-        kept = [text for text, record in lines if record.round <= round]
-        write_atomically(file, b"".join(kept))
+        write_atomically(file, b"".join(text for text, record in lines if record.round <= round))
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -101,7 +99,8 @@ def _texts(file: Path) -> list[bytes]:
     return lines
 
 
-def _of_sane_size(shape: list[int]) -> list[int]:
+def of_sane_size(shape: Shape) -> Shape:
+    """Refuse the shape of a sample that no memory holds; whoever says it."""
     if math.prod(shape) > _LARGEST_SAMPLE:
         raise ValueError(f"legal are samples of at most {_LARGEST_SAMPLE:,} numbers")
     return shape
@@ -114,6 +113,8 @@ class _Part(BaseModel):
 class _Table(_Part):
     columns: list[tuple[str, list[str] | None]]
     label: str | list[str]
+    site: str | None = None
+    group: str | None = None
     missing: str
     numbers: bool = False
 
@@ -121,6 +122,7 @@ class _Table(_Part):
 class _Preparation(_Part):
     aliases: dict[str, str] = {}
     depth: float | None = None
+    group: str | None = None  # the pattern that finds whose a picture is
     levels: dict[str, tuple[list[float], list[float]]] = {}
     masks: list[int] | None = None
     table: _Table | None = None
@@ -131,10 +133,10 @@ class _Inputs(_Part):
     classes: list[str] = Field(min_length=1)
     clients: list[tuple[str, str]] = Field(min_length=1)
     dtype: Literal["uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
-    input_shape: Annotated[list[Annotated[int, Field(ge=1)]], AfterValidator(_of_sane_size)]
+    input_shape: Annotated[list[Annotated[int, Field(ge=1)]], AfterValidator(of_sane_size)]
     target: tuple[
         Literal["bool", "uint8", "int64", "float32", "float64"],
-        Annotated[list[Annotated[int, Field(ge=1)]], AfterValidator(_of_sane_size)],
+        Annotated[list[Annotated[int, Field(ge=1)]], AfterValidator(of_sane_size)],
     ] = ("int64", [])
     preparation: _Preparation
     range: tuple[float, float]
@@ -198,5 +200,4 @@ def _fault(error: ValidationError) -> str:
     key, text = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     if not key or first["type"] == "missing":
         return f"{key}: {text}".removeprefix(": ")
-    given = repr(first["input"])
-    return f"{key} = {given[:_LONGEST_VALUE]}: {text}"
+    return f"{key} = {repr(first['input'])[:_LONGEST_VALUE]}: {text}"

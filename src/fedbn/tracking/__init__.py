@@ -28,7 +28,8 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,7 +89,8 @@ class Tracking:
         if event.kind == "begin" and self._make:
             self._first, config = event.job, self._folder.read_request()
             for name, make in self._make.items():
-                self._guarded(name, self._add, name, make, config)
+                with self._guarded(name):
+                    self._trackers[name] = make(self._folder.path, config)
         for round, records in groupby(event.records, key=lambda record: int(record["round"])):
             self._tell_all("log", event.job, round, list(records))
         if event.over or event.kind == "done":
@@ -100,15 +102,14 @@ class Tracking:
 
     def _tell_all(self, what: str, *arguments: Any) -> None:
         for name, tracker in list(self._trackers.items()):
-            self._guarded(name, getattr(tracker, what), *arguments)
+            with self._guarded(name):
+                getattr(tracker, what)(*arguments)
 
-    def _add(self, name: str, make: Make, config: Mapping[str, Any]) -> None:
-        self._trackers[name] = make(self._folder.path, config)
-
-    def _guarded(self, name: str, action: Callable[..., None], *arguments: Any) -> None:
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
         """Go on without a tracker that fails: a server that is away must not cost a run."""
         try:
-            action(*arguments)
+            yield
         except Exception as error:
             self._trackers.pop(name, None)
             text = f"--log {name} failed and is left out from here on ({reason(error)[:300]})"

@@ -17,8 +17,6 @@ from fedbn.tracking import Job, Names, numbers
 
 NEEDS = ("mlflow", "sqlalchemy", "alembic")
 _BATCH = 1000  # numbers that MLflow takes at once
-
-
 # Nothing of a run leaves unasked, and a server that is away is given up soon.
 _MANNERS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -52,8 +50,7 @@ class MLflow:
             self._experiment = str(found.experiment_id)
         else:
             place = (folder / "artifacts").resolve().as_uri() if self._uri == local else None
-            made = self._client.create_experiment(name, artifact_location=place)
-            self._experiment = str(made)
+            self._experiment = str(self._client.create_experiment(name, artifact_location=place))
         self._file = folder / "runs.json"
         self._config = config
         self._names = Names()

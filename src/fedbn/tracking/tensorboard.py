@@ -15,7 +15,6 @@ from fedbn.tracking import Job, Names, numbers
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-
 NEEDS = ("tensorboard",)
 
 

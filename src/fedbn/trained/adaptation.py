@@ -27,14 +27,14 @@ from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Client, Split, blank_targets
 from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.metric import ACCURACY, Metric
-from fedbn.core.randomness import divided as in_two, generator, number, seeded
+from fedbn.core.randomness import generator, number, seeded
 from fedbn.core.state import Kind, State, entries
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
 from fedbn.runs.checkpoints import digest
 from fedbn.runs.folder import RunFolder
 from fedbn.trained.evaluation import Value, outcomes_of, scores
-from fedbn.trained.joining import joining_plan, joining_state
+from fedbn.trained.joining import in_two, joining_plan, joining_state
 from fedbn.trained.local_parts import FEW, Bench, Distances, HeldSite, Site, check_site, write
 from fedbn.trained.trained_run import Trained, samples_of
 
@@ -153,6 +153,8 @@ def _check(bench: Bench, options: Options, labelled: bool) -> None:
             f"the model has no BatchNorm statistics: {method}'s model is the same for a new site "
             "as for the others; `fedbn predict` with any client"
         )
+    if options.like and options.how == "average":
+        raise ConfigError("--like is for --how reestimate and finetune: average has all clients'")
     if not bench.shares and options.how == "average":
         raise ConfigError(
             f"{method} shares nothing, and the mean of networks that were trained apart is none; "
@@ -209,16 +211,8 @@ class Compared:
 
 
 def divided(data: Split, test: Split | None, site: str) -> tuple[Split, Split]:
-    """Data to adapt with and data to score on: halves, class by class, unless a test is given.
-
-    Samples of one group stay on one side.
-    """
-    if test is not None:
-        return data, test
-    adapting, scoring = in_two(data, 0.5, generator(0, "compare", client=site))
-    if len(adapting) < 2 or not len(scoring):
-        raise DataError(f"{len(data)} samples: too few to hold a half out; give --test PATH")
-    return data.take(adapting), data.take(scoring)
+    """Data to adapt with and data to score on: halves (`in_two`), unless a test is given."""
+    return in_two(data, 0.5, "compare", site) if test is None else (data, test)
 
 
 def compare(
@@ -230,7 +224,8 @@ def compare(
     """
     nearest = None
     for how in HOWS:
-        chosen = replace(options, how=how)  # type: ignore[arg-type]
+        like = None if how == "average" else options.like
+        chosen = replace(options, how=how, like=like)  # type: ignore[arg-type]
         try:
             made = adapt(trained, data, True, chosen)
         except FedbnError as error:
@@ -247,8 +242,7 @@ def compare(
 
 def best(found: list[Compared], metric: Metric = ACCURACY) -> str:
     """The way that scored best; of equals the first."""
-    ways = (*HOWS, "join")
-    scored = {one.how: one.score[0] for one in found if one.score and one.how in ways}
+    scored = {one.how: one.score[0] for one in found if one.score and one.how in (*HOWS, "join")}
     if not scored:
         raise DataError("; ".join(f"{one.how}: {one.reason}" for one in found if one.reason))
     top = metric.best(scored.values())

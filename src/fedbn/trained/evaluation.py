@@ -65,14 +65,16 @@ class Outcomes:
 def scores(outcomes: Outcomes, resamples: int = 1000, seed: int = 0) -> dict[str, Value]:
     """Compute all metrics, each with its interval; NaN where a metric is not defined.
 
+    Where all resamples agree, of one group or of samples all right, there is no interval: that they
+    do is luck and not precision.
+
     Examples:
         >>> made = Outcomes(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))
         >>> scores(made)["accuracy"][0]
         0.5
     """
     drawn: dict[str, list[Floats]] = {metric.name: [] for metric in outcomes.metrics}
-    alone = np.ones((1, len(outcomes.labels)))
-    for weights in (alone, *_weights(outcomes, resamples, seed)):
+    for weights in (np.ones((1, len(outcomes.labels))), *_weights(outcomes, resamples, seed)):
         for metric in outcomes.metrics:
             assert metric.value is not None
             drawn[metric.name].append(metric.value(outcomes.proba, outcomes.labels, weights))
@@ -80,7 +82,7 @@ def scores(outcomes: Outcomes, resamples: int = 1000, seed: int = 0) -> dict[str
     for name, (own, *again) in drawn.items():
         values = np.concatenate(again) if again else np.empty(0)
         values = values[np.isfinite(values)]
-        low, high = np.percentile(values, _LEVELS) if len(values) else (math.nan, math.nan)
+        low, high = np.percentile(values, _LEVELS) if len(set(values)) > 1 else (math.nan, math.nan)
         found[name] = (float(own[0]), float(low), float(high))
     return found
 
@@ -178,5 +180,4 @@ def outcomes_of(trained: Trained, client: str, split: AnySplit) -> Outcomes:
     """What a client's model says of a split, with its targets and its groups."""
     said = predictions(trained.plan.task, trained.model(client), split)
     groups = None if split.groups is None else split.groups.cpu().numpy()
-    targets = all_targets(split).cpu().numpy()
-    return Outcomes(said, targets, groups, evaluated(trained.plan.task))
+    return Outcomes(said, all_targets(split).cpu().numpy(), groups, evaluated(trained.plan.task))

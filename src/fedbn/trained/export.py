@@ -14,7 +14,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,20 +245,18 @@ def _place(trained: Trained, client: str, out: str | Path | None, suffix: str) -
 
 def _samples(trained: Trained, client: str) -> tuple[Tensor, str]:
     """Some test samples of the client, where its data can be had; else noise."""
-    try:
+    shape = trained.plan.federation.input_shape
+    with suppress(FedbnError, KeyError, StopIteration, OSError):
         found = {each.name: each for each in trained.federation.clients}
         test = next(iter(found[client].tests.values()))
-        return test.batch(slice(0, _SAMPLES))[0].cpu(), f"test samples of {client}"
-    except (FedbnError, KeyError, StopIteration, OSError):
-        shape = trained.plan.federation.input_shape
-        draws = generator(0, "export")
-        return torch.randn(_SAMPLES, *shape, generator=draws), "random samples"
+        if test.shape == shape:
+            return test.batch(slice(0, _SAMPLES))[0].cpu(), f"test samples of {client}"
+    return torch.randn(_SAMPLES, *shape, generator=generator(0, "export")), "random samples"
 
 
 def _fold(model: nn.Module, x: Tensor) -> dict[str, str]:
     """Fold BatchNorm in place; returns the layer that took in each norm."""
-    twin = fold(model, x[:2], ["plain"])
-    if twin is None:
+    if (twin := fold(model, x[:2], ["plain"])) is None:
         raise ModelError(
             "--fold-bn: nothing to fold; BatchNorm must come right after a linear or convolutional "
             "layer, in a model that torch.fx can trace"

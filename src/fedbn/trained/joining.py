@@ -20,16 +20,17 @@ from typing import Any
 
 from fedbn.core.federation import Client, Federation, Split, in_floats
 from fedbn.core.plan import Plan
-from fedbn.core.randomness import generator, stratified
+from fedbn.core.randomness import divided, generator
 from fedbn.core.rounds import RunState
 from fedbn.data.new_samples import Samples, read_samples
+from fedbn.data.tables import told_of
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import IN_PYTHON, placed
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder, explained
 from fedbn.trained.local_parts import Bench, check_site
 from fedbn.trained.opening import job_of, open_run
-from fedbn.trained.trained_run import Trained
+from fedbn.trained.trained_run import Trained, samples_of
 
 _TEST_SHARE = 0.2
 
@@ -49,40 +50,49 @@ def client_of(trained: Trained, site: str, path: Path, test: Path | None = None)
     Its test data is `test`, else the test part of `path`, or a fifth of it.
     """
     samples = read_samples(path, trained.inputs, "train")
-    whole = labelled(samples, path)
-    held = own_test(trained, samples, path, test)
-    if held is not None:
-        return Client(site, site, whole, {site: held})
-    rest, held_out = stratified(whole.y, _TEST_SHARE, generator(0, "test split", client=site))
-    if not len(held_out) or len(rest) < 2:
-        raise DataError(f"{path}: {len(whole)} samples; at least 3 are needed to train and test")
-    return Client(site, site, whole.take(rest), {site: whole.take(held_out)})
+    train = labelled(trained, samples, path)
+    if (held := own_test(trained, samples, path, test)) is None:
+        train, held = in_two(train, _TEST_SHARE, "test split", site)
+    return Client(site, site, train, {site: held})
+
+
+def in_two(data: Split, share: float, purpose: str, site: str) -> tuple[Split, Split]:
+    """Hold a share of a site's data out, class by class; a group stays on one side."""
+    rest, held = divided(data, share, generator(0, purpose, client=site))
+    if len(rest) < 2 or not len(held):
+        whose = "" if data.groups is None else f" of {len(data.groups.unique())} groups"
+        raise DataError(
+            f"{site}: {len(data)} samples{whose}: too few to hold {share:.0%} out; give --test PATH"
+        )
+    return data.take(rest), data.take(held)
 
 
 def own_test(trained: Trained, samples: Samples, path: Path, test: Path | None) -> Split | None:
     """A site's test data: what is named, or the test part beside its training part, or none."""
     if test is not None:
-        return labelled(read_samples(test, trained.inputs, "test"), test)
+        return labelled(trained, read_samples(test, trained.inputs, "test"), test)
     if samples.part != "train":
         return None
     beside = read_samples(path, trained.inputs, "test")
-    return labelled(beside, path) if beside.part == "test" and beside.y is not None else None
+    known = beside.part == "test" and beside.y is not None
+    return labelled(trained, beside, path) if known else None
 
 
-def labelled(samples: Samples, path: Path) -> Split:
-    """Make a split of samples, which must have labels."""
+def labelled(trained: Trained, samples: Samples, path: Path) -> Split:
+    """Make a split of samples, which must have labels, and groups where the run's do."""
     if samples.y is None:
-        raise DataError(
-            f"{path}: no labels, which this way needs; --how average and reestimate need none"
-        )
-    return Split(samples.x, samples.y)
+        raise DataError(f"{path}: no labels, which `predict` and `adapt --how average` do without")
+    told = told_of(trained.inputs) or trained.inputs.get("preparation", {})
+    if (group := told.get("group")) is not None and samples.groups is None:
+        raise DataError(f"{path}: not every row or file name has {group!r} (data.group)")
+    return Split(samples_of(samples.x, trained.inputs, str(path)), samples.y, groups=samples.groups)
 
 
 def with_client(federation: Federation, client: Client) -> Federation:
     """Add a client; all samples become floats where the dtypes differ."""
     if client.train.dtype != federation.clients[0].train.dtype:
         client = client.change(in_floats)
-    return replace(federation, clients=(*federation.clients, client))
+    return replace(federation, clients=(*federation.clients, client), settled={})
 
 
 def joining_state(trained: Trained, client: Client) -> RunState:

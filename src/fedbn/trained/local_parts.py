@@ -44,7 +44,6 @@ from fedbn.runs.folder import RunFolder, explained, sealed, unsealed, write_atom
 if TYPE_CHECKING:
     from fedbn.trained.trained_run import Trained
 
-
 Statistics = tuple[Tensor, Tensor]
 """Mean and variance of what a layer is given, by channel."""
 Layers = Sequence[Statistics]
@@ -168,8 +167,7 @@ Site = AdaptedSite | HeldSite
 def own_layout(replica: Replica) -> StateLayout:
     """What an adapted site has of its own: what its method keeps local, and all of BatchNorm."""
     local = {entry.name for entry in replica.local.layout.entries}
-    found = entries(replica.model)
-    return StateLayout.of(e for e in found if e.name in local or e.kind in _OWN)
+    return StateLayout.of(e for e in entries(replica.model) if e.name in local or e.kind in _OWN)
 
 
 def find(folder: RunFolder, method: str, setting: str, seed: int) -> dict[str, AdaptedSite]:
@@ -255,7 +253,8 @@ class Bench:
         found: dict[str, Layers] = {}
         for client in self.state.local:
             self.become(client)
-            found[client if self.local_statistics else GLOBAL] = layers_of(self.replica.model)
+            own = self.local_statistics or self.local_weights
+            found[client if own else GLOBAL] = layers_of(self.replica.model)
         return found
 
     def distances(self, x: Tensor) -> Distances:

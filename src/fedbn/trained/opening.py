@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -50,10 +51,7 @@ class JobInfo:
 def jobs_of(path: str | Path, *, trust: str | Iterable[str] = ()) -> list[JobInfo]:
     """List the jobs of a run folder, in their order.
 
-    Args:
-        path: The run folder.
-        trust: Modules that it may name, as for `open_run`; needed only where its methods are a
-            user's own and `method.mu` is a list.
+    `trust` is as for `open_run`; needed only where methods are a user's own and `method.mu` a list.
     """
     registry.trust(trust)
     folder = RunFolder(path)
@@ -114,8 +112,7 @@ def open_run(
     with one_torch_thread():  # at a site one client is here of those that a round needs
         plan = plan_of(_without_data(job), known, own, task=choice)
     state = _state(folder, job, plan, notes)
-    file = folder.job(*job.key) / "metrics.jsonl"
-    records = tuple(Record(**record) for record in read(file))
+    records = tuple(Record(**record) for record in read(folder.job(*job.key) / "metrics.jsonl"))
     sites = local_parts.find(folder, *job.key)
     return Trained(plan, state, records, folder.path, sites, loader, facts)
 
@@ -132,11 +129,22 @@ def _loader(
             raise _in_python(f"{folder.path}: its data", "data", ", or name a data set with --data")
         found = Planner(given).federation(section)
         if given is None:
-            for text in named_files(section.path, section):
+            before = folder.read_environment().get("data", {})
+            for text in (*named_files(section.path, section), *_changed(found, before)):
                 notes(text)
         return found
 
     return load
+
+
+def _changed(found: Federation, recorded: Mapping[str, Any]) -> list[str]:
+    """Say which clients' data is not what the run was trained on."""
+    now = found.fingerprint()
+    if recorded.keys() != now.keys() or recorded == now:
+        return []
+    other = [client for client in now if now[client] != recorded[client]]
+    some = ", ".join(other[:5]) + (" …" if len(other) > 5 else "")
+    return [f"The data has changed since the run was begun: {some}"]
 
 
 def _in_python(what: str, argument: str, otherwise: str = "") -> ConfigError:
@@ -159,8 +167,7 @@ def job_of(
     name = method.name if isinstance(method, Method) else method
     key = _chosen(list(named), folder, (name, setting, seed))
     spec, where = named[key]
-    made = method if isinstance(method, Method) else method_of(spec, where)
-    return Job(made, where, key[2])
+    return Job(method if isinstance(method, Method) else method_of(spec, where), where, key[2])
 
 
 def _chosen(keys: list[Key], folder: RunFolder, asked: tuple[str | int | None, ...]) -> Key:
@@ -210,8 +217,7 @@ def _without_data(job: Job) -> Job:
 
 
 def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
-    found = reached(job, folder, initial_state(plan))
-    if found is None:
+    if (found := reached(job, folder, initial_state(plan))) is None:
         method, setting, seed = job.key
         raise ConfigError(
             f"{folder.path}: no round of {method}, setting {setting}, seed {seed} was finished; "

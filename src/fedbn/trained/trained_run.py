@@ -25,8 +25,9 @@ from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
 from fedbn.core.task import CLASSIFICATION, Task, measure
+from fedbn.data import tables
 from fedbn.data.arrays import labels_of, tensor_of
-from fedbn.data.new_samples import Samples, check_shape
+from fedbn.data.new_samples import Samples, check_shape, takes_bytes
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
 from fedbn.text import csv_text
@@ -38,10 +39,17 @@ _HALF = 0.5
 
 def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
     """Bring samples to a tensor (n, ...) of the run's shape, or refuse them."""
+    if tables.is_frame(x) and tables.told_of(inputs):  # by the names of its columns
+        x = tables.features(tables.frame_table(x, where), inputs)[0]
     samples = tensor_of(x, where).detach().cpu()
     samples = samples if samples.dtype == torch.uint8 else samples.float()
     check_shape(samples, inputs, where)
     if samples.dtype == torch.uint8:
+        if not takes_bytes(inputs):
+            raise DataError(
+                f"{where}: uint8, which becomes −1 to 1, but the run was trained on floats of "
+                "another range; give floats like these"
+            )
         return samples
     for text in not_finite(samples):
         raise DataError(f"{where}: {text}")
@@ -108,8 +116,7 @@ class Trained:
     @property
     def clients(self) -> tuple[str, ...]:
         """The names of all whose model can be had: training clients, then adapted sites."""
-        trained = tuple(client.name for client in self.plan.federation.clients)
-        return (*trained, *self.adapted)
+        return (*(client.name for client in self.plan.federation.clients), *self.adapted)
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -173,8 +180,7 @@ class Trained:
 
     def predict_proba(self, x: Any, client: str, *, chunk: int = 256) -> NDArray[np.float64]:
         """Give the probability of each class or label, (n, classes, ...), ordered as `classes_`."""
-        made = self.plan.task.probabilities
-        if made is None:
+        if (made := self.plan.task.probabilities) is None:
             raise ConfigError(f"the task is {self.plan.task.name}: no probabilities; `predict`")
         samples = samples_of(x, self.inputs)
         parts = [made(outputs) for outputs in outputs_of(self.model(client), samples, chunk)]
@@ -190,8 +196,7 @@ class Trained:
             client: Whose model.
             chunk: Samples at a time.
         """
-        task = self.plan.task
-        said = predictions(task, self.model(client), samples_of(x, self.inputs), chunk)
+        said = predictions(self.plan.task, self.model(client), samples_of(x, self.inputs), chunk)
         return measure(self.metric, torch.from_numpy(said), self.targets_of(y, len(said)))
 
     def targets_of(self, y: Any, n: int) -> Tensor:
