@@ -18,7 +18,7 @@ LINES = {
     "F03": "twenty kills at random instants",
     "F04": "Ctrl-C once: the round is saved, exit 130",
     "F05": "Ctrl-C twice: at once, and resumable",
-    "F06": "SIGTERM: the round is saved, exit 143",
+    "F06": "SIGTERM: the round is saved, exit 130",
     "F07": "the disk fills up at a checkpoint",
     "F08": "the disk fills up at a line of metrics",
     "F09": "a read-only folder, seen before training",

@@ -37,11 +37,7 @@ if TYPE_CHECKING:
         Split as Split,
         Targets as Targets,
     )
-    from fedbn.core.method import (
-        Method as Method,
-        Penalty as Penalty,
-        proximal as proximal,
-    )
+    from fedbn.core.method import Method as Method, Penalty as Penalty, proximal as proximal
     from fedbn.core.metric import Metric as Metric
     from fedbn.core.plan import Plan as Plan, Training as Training
     from fedbn.core.rounds import RunState as RunState

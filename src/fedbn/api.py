@@ -202,15 +202,9 @@ def _on_disk(job: Job, planner: Planner, folder: RunFolder) -> Result:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """What `callback` hears of a round.
+    """What `callback` hears of a round: its numbers, as in `metrics.jsonl`, and of how many it is.
 
-    Attributes:
-        method: Which method.
-        seed: Its seed.
-        round: Rounds done.
-        rounds: Rounds in all.
-        records: The round's numbers, as in `metrics.jsonl`.
-        metric: The name of the metric that decides, the task's first.
+    `metric` is the name of the metric that decides, the task's first.
     """
 
     method: str

@@ -72,11 +72,8 @@ def facts(package: ModuleType, name: str, table: str) -> Any:
 def find(package: ModuleType, name: str, what: str, held: Held | None = None) -> Callable[..., Any]:
     """Find the function for a registered name, or for `module:callable`.
 
-    Args:
-        package: Where registered names live; `ELSEWHERE` in it maps further ones to modules.
-        name: The name as the user wrote it.
-        what: What it names, for the message ("model").
-        held: The file that holds the name; None where a person typed it.
+    `ELSEWHERE` in the package maps further names to modules. `what` is what is named, for messages
+    ("model"), `held` the file that holds the name; None where a person typed it.
     """
     if ":" in name:
         return _own(name, what, held)
@@ -174,7 +171,7 @@ def _own(name: str, what: str, held: Held | None) -> Callable[..., Any]:
     if held is not None:
         _check_trust(path, f"{what} {name!r}", held)
     module = _imported(path, what, held)
-    found: Any = getattr(module, attribute, None)
+    found: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(found):
         legal = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise ConfigError(f"in module {path}: {unknown(what, attribute, legal)}")
@@ -185,8 +182,7 @@ def _own(name: str, what: str, held: Held | None) -> Callable[..., Any]:
         _check_trust(origin, f"{what} {name!r}", held)
     else:
         _trusted.update((path, origin))
-    own: Callable[..., Any] = found
-    return own
+    return found
 
 
 def _check_module(path: str, what: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fedbn
-from commanding import arrays, bits, call, newest
+from commanding import Answer, arrays, bits, call, newest
 from fedbn.core.best_round import best_round
 from fedbn.errors import DamagedRun
 
@@ -121,6 +121,50 @@ def test_a_lost_best_round_is_not_replaced_by_another(best: Path) -> None:
     assert "it is the best round, which the run reports" in answer.line
     with pytest.raises(DamagedRun):
         fedbn.open_run(best)
+
+
+def grown(tmp_path: Path, sites: Path, *settings: str) -> tuple[Path, Path, Answer]:
+    """A run of three rounds that is asked to grow to six, and a straight one of six."""
+    words = [word for one in (*SETTINGS, *settings) for word in ("--set", one)]
+    short, straight = tmp_path / "short", tmp_path / "straight"
+    for rounds, out in ((3, short), (6, straight)):
+        asked = ("--model", "mlp", "--rounds", rounds, "--seed", 0, "--method", "fedbn", *words)
+        assert call("run", "--data", sites, *asked, "--workers", 1, "--out", out).code == 0
+    return short, straight, call("resume", short, "--rounds", 6, "--workers", 1)
+
+
+@pytest.mark.parametrize(
+    ("right", "settings"),
+    [
+        (3, ()),  # the second round, which is the best without the third, is on disk
+        (2, ("checkpoint.every=auto",)),
+        (3, ("checkpoint.every=auto", "evaluation.every=4")),  # no other was scored
+        (2, ("training.patience=1",)),  # ends after the third; scored every two, after the fourth
+    ],
+)
+def test_a_grown_run_has_the_best_round_of_a_straight_one(
+    right: int, settings: tuple[str, ...], sites: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("fedbn.models.networks.mlp", lambda classes, input_shape: Once(right))
+    short, straight, answer = grown(tmp_path, sites, "evaluation.every=2", *settings)
+    assert answer.code == 0, answer.err
+    assert bits(short).keys() >= bits(straight).keys()
+    assert bits(short).items() >= bits(straight).items()
+    assert fedbn.open_run(short).state.round == fedbn.open_run(straight).state.round
+
+
+@pytest.mark.shows("G04")
+def test_a_run_that_would_lose_its_best_round_does_not_grow(
+    sites: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The third round was the best, so the second was not kept; a run of six never scores it."""
+    monkeypatch.setattr("fedbn.models.networks.mlp", lambda classes, input_shape: Once(3))
+    asked = ("evaluation.every=2", "checkpoint.every=auto")
+    short, _, answer = grown(tmp_path, sites, *asked)
+    assert (answer.code, kept(short)) == (3, [3])
+    said = "--rounds: round 2, the best of fedbn seed 0 that it would score, was not kept: this run"
+    assert said in answer.line
+    assert fedbn.open_run(short).state.round == 3
 
 
 @pytest.mark.parametrize("out", [None, "run"])

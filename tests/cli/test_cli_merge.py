@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from commanding import bits, call, newest, records, write_sites
 from fedbn.core.rule import Rule
 from fedbn.experiments.configuration import held_experiment
 from fedbn.experiments.jobs import jobs as jobs_of
+from fedbn.models.networks import mlp
 from fedbn.runs.folder import RunFolder
 
 METHODS = ("--method", "fedavg", "--method", "fedbn")
@@ -94,6 +96,67 @@ def test_an_overlap_with_the_same_numbers_is_one_job(home: Path, tmp_path: Path)
     assert bits(out) == bits(home / "whole")
 
 
+def swept(home: Path, name: str, *values: str, seed: int = 0) -> Path:
+    """A run that sweeps over values of its data."""
+    words = [word for value in values for word in ("--set", f"sweep.data.{value}")]
+    asked = ("--method", "fedbn", "--seed", seed, "--set", "data.partition=iid", *words)
+    return home / name if (home / name).exists() else ran(home, name, *asked, rounds=1)
+
+
+@pytest.mark.parametrize("counts", [([2], [3]), ([2, 3], [4]), ([4], [3, 2]), ([2], [2, 3])])
+def test_runs_that_differ_in_swept_data_are_merged(
+    counts: tuple[list[int], list[int]], home: Path, tmp_path: Path
+) -> None:
+    runs = [swept(home, f"dealt-{own}", f"clients={own}") for own in counts]
+    union = list(dict.fromkeys([*counts[0], *counts[1]]))
+    whole, out = swept(home, f"dealt-{union}", f"clients={union}"), tmp_path / "all"
+    answer = call("merge", *runs, "--out", out)
+    assert answer.code == 0, answer.err
+    assert bits(out) == bits(whole)
+    found, expected = (json.loads((run / "environment.json").read_text()) for run in (out, whole))
+    for name in ("config", "data", "inputs"):
+        assert found[name] == expected[name]
+    assert list(found["data"])[:1] == ["client-1 of data 1"]  # as runs always named them
+    assert "finished already" in call("resume", out, "--workers", 1).err
+
+
+def test_data_that_no_run_had_is_written_down_by_the_run_that_has_it(
+    home: Path, tmp_path: Path
+) -> None:
+    """Two clients dealt one way, three the other: the merged run has both ways of both."""
+    ways = ("'iid'", "'shards(1)'")
+    runs = [
+        swept(home, f"way-{n}", f"clients=[{n}]", f"partition=[{way}]")
+        for n, way in zip((2, 3), ways, strict=True)
+    ]
+    both = (f"partition=[{', '.join(ways)}]",)
+    whole, out = swept(home, "ways", "clients=[2, 3]", *both), tmp_path / "all"
+    answer = call("merge", *runs, "--out", out)
+    assert "clients=2,partition=shards(1) seed 0" in answer.err
+    answer = call("resume", out, "--workers", 1)
+    assert answer.code == 0, answer.err
+    assert bits(out) == bits(whole)
+    found, expected = (json.loads((run / "environment.json").read_text()) for run in (out, whole))
+    assert found["data"] == expected["data"]
+    found["data"]["client-1 of data 2"] = "0"
+    (out / "environment.json").write_text(json.dumps(found))
+    assert "data changed since the run began: client client-1 of data 2" in call("resume", out).line
+
+
+@pytest.mark.shows("G01")
+def test_the_same_setting_of_other_data_is_refused_whichever_run_has_it(
+    home: Path, tmp_path: Path
+) -> None:
+    first, second = (swept(home, f"dealt-[{n}]", f"clients=[{n}]") for n in (2, 3))
+    third = swept(home, "dealt-3-1", "clients=[3]", seed=1)
+    other = changed(
+        third, tmp_path / "other", "environment.json", '"client-2": "', '"client-2": "0'
+    )
+    answer = call("merge", first, second, other, "--out", tmp_path / "all")
+    said = f"{second} and {other} were not trained on the same data: client client-2"
+    assert (answer.code, said in answer.line) == (4, True), answer.err
+
+
 def changed(run: Path, to: Path, file: str, old: str, new: str) -> Path:
     """A copy of a run with one text in one file replaced."""
     shutil.copytree(run, to)
@@ -123,6 +186,25 @@ def test_what_does_not_belong_together_is_refused(
     assert not (tmp_path / "all").exists()
 
 
+def test_runs_that_sweep_over_other_keys_are_refused(home: Path, tmp_path: Path) -> None:
+    asked = ("--method", "fedbn", "--seed", 0, "--set", "sweep.training.lr=[0.01]")
+    runs = [home / "fedbn-0", ran(home, "rates", *asked)]
+    for pair in (runs, runs[::-1]):
+        answer = call("merge", *pair, "--out", tmp_path / "all")
+        assert "are not one experiment: sweep.training.lr differ" in answer.line
+
+
+def test_first_weights_may_lie_elsewhere_on_another_machine(home: Path, tmp_path: Path) -> None:
+    runs, state = [], mlp(2, (6,)).state_dict()
+    for seed in (0, 1):
+        file = tmp_path / f"weights-{seed}.safetensors"
+        save_file(state, file)
+        asked = ("--model", "mlp", "--method", "fedbn", "--set", f"model.weights={file}")
+        runs.append(ran(home, f"started-{seed}", *asked, "--seed", seed, rounds=1))
+    assert call("merge", *runs, "--out", tmp_path / "all").code == 0
+    assert "finished already" in call("resume", tmp_path / "all", "--workers", 1).err
+
+
 @pytest.mark.shows("G03")
 def test_an_unfinished_job_and_a_folder_that_is_its_own_output(home: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
@@ -149,6 +231,42 @@ def test_a_grown_run_has_the_bits_of_a_straight_one(home: Path, tmp_path: Path) 
     ends = [newest(run) / "state.safetensors" for run in (short, straight)]
     assert ends[0].read_bytes() == ends[1].read_bytes()
     assert "finished already" in call("resume", short).err
+
+
+@pytest.mark.parametrize("asked", [("evaluation.clients='taking part'",), ()])
+def test_who_was_scored_for_the_end_alone_is_not_in_a_grown_run(
+    asked: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five clients two take part: the others have scores where a round is the last."""
+    monkeypatch.setattr("fedbn.experiments.planner._MANY", 4)
+    write_sites(tmp_path / "sites", "abcde")
+    words = [w for one in ("training.participation=0.4", *asked) for w in ("--set", one)]
+    few = ("--method", "fedbn", "--seed", 0, *words)
+    straight = ran(tmp_path, "two", *few, rounds=2)
+    short = ran(tmp_path, "one", *few, rounds=1)
+    answer = call("resume", short, "--rounds", 2, "--workers", 1)
+    assert answer.code == 0, answer.err
+    assert (short / "metrics.jsonl").read_bytes() == (straight / "metrics.jsonl").read_bytes()
+    ends = [newest(run) / "state.safetensors" for run in (short, straight)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.parametrize("asked", [("--rounds", 4), ("--add-seed", 1, "--add-method", "fedbn")])
+def test_a_run_whose_growing_was_cut_off_grows_when_asked_again(
+    asked: tuple[object, ...], home: Path, tmp_path: Path
+) -> None:
+    """A kill between both files of a run that grows: the environment is new, the rest is not."""
+    whole, run = (Path(shutil.copytree(home / "fedavg-0", tmp_path / name)) for name in "ab")
+    assert call("resume", whole, *asked, "--workers", 1).code == 0
+    shutil.copy(whole / "environment.json", run)
+    refused = call("resume", run)
+    said = (
+        "if growing was cut off, repeat that `fedbn resume --rounds` or `--add-...`; else undo that"
+    )
+    assert (refused.code, said in refused.line) == (3, True), refused.err
+    assert call("resume", run, *asked, "--workers", 1).code == 0
+    assert bits(run) == bits(whole)
+    assert "finished already" in call("resume", run).err
 
 
 def test_seeds_and_methods_are_added(home: Path, tmp_path: Path) -> None:

@@ -214,6 +214,13 @@ def test_dry_run_checks_everything_and_writes_nothing(sites: Path, tmp_path: Pat
     assert 'name = "mlp"' in answer.out
     assert "# would run fedbn, setting default, seed 4" in answer.out
     assert list(tmp_path.iterdir()) == []
+    made = call("run", "--data", sites, *asked, "--dry-run", "--json", cwd=tmp_path)
+    assert json.loads(made.out)["jobs"] == [["fedbn", "default", 4]]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "something").touch()
+    answer = call("run", "--data", sites, *asked, "--dry-run", cwd=tmp_path)
+    assert answer.code == 3
+    assert "is not empty" in answer.line
 
 
 def test_what_dry_run_prints_is_an_experiment(sites: Path, tmp_path: Path) -> None:

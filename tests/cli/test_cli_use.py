@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+import fedbn
 from commanding import Processes, arrays, bits, call, flip_row, newest, until
+from fedbn.core.federation import Split
+from fedbn.data.new_samples import read_samples
 from fedbn.runs.folder import RunFolder
+from fedbn.trained.evaluation import evaluate_all
 
 # The runs have clients a and b of six features, and classes 0 and 1.
 
@@ -131,6 +138,20 @@ def test_evaluate_prints_a_matrix_and_writes_all_metrics(finished: Path, new: Pa
     assert json.loads(only.out)["domains"] == ["new"]
 
 
+def test_data_that_is_not_the_run_s_any_more_is_said(sites: Path, new: Path, tmp_path: Path):
+    own = Path(shutil.copytree(sites, tmp_path / "own"))
+    asked = ("--model", "mlp", "--method", "fedbn", "--seed", 0, "--rounds", 1, "--out", "run")
+    assert call("run", "--data", own, *asked, cwd=tmp_path).code == 0
+    shutil.copy(new, own / "b.npz")
+    answer = call("evaluate", "run", "--resamples", 10, cwd=tmp_path)
+    assert answer.code == 0
+    assert "The data has changed since the run was begun: b" in answer.err
+    for file in own.glob("*.npz"):  # of another shape: nothing to try an export on
+        np.savez(file, **{k: v[:, :1] if k.endswith("x") else v for k, v in np.load(file).items()})
+    answer = call("export", "run", "--client", "a", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+
+
 def test_of_many_clients_evaluate_tells_how_they_spread(tmp_path: Path):
     (tmp_path / "data").mkdir()
     for place in range(13):
@@ -183,6 +204,14 @@ def bare(tmp_path: Path) -> Path:
         ("adapt RUN --data BARE --as new --how join", 4, "no labels"),
         ("adapt RUN --data BARE --as new --test NEW", 3, "--test is for"),
         ("adapt RUN --data NEW --as new --like c", 3, "unknown client 'c'"),
+        ("adapt RUN --data NEW --as new --like a", 3, "--like is for --how reestimate and"),
+        ("adapt RUN --data NEW --as new --out x", 3, "--out is for --compare and for --how join"),
+        ("adapt RUN --data NEW --as new --rounds 2", 3, "--rounds is for --compare and for --how"),
+        (
+            "adapt RUN --data NEW --as new --epochs 2",
+            3,
+            "--epochs is for --compare and for --how f",
+        ),
         ("adapt RUN --data NEW --as a", 3, "training client"),
         ("adapt RUN --data NEW --as ../x", 3, "client name '../x'"),
         ("adapt RUN --data NEW --as <b>x</b>", 3, "legal are"),
@@ -213,6 +242,93 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(
     assert answer.err.startswith("fedbn: ") or "\nfedbn: " in answer.err
     assert text in answer.err.splitlines()[-1]
     assert files(tmp_path) == before
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> Path:
+    """A run on one table of two sites with patients; new.csv is a third site's."""
+
+    def rows(name: str, seed: int) -> str:
+        numbers = enumerate(np.random.default_rng(seed).normal(size=24))
+        return "".join(f"{x:.3f},{x > 0:d},{name}{n // 6},{name}\n" for n, x in numbers)
+
+    head = "x,ill,patient,site\n"
+    (tmp_path / "all.csv").write_text(head + rows("a", 0) + rows("b", 1))
+    (tmp_path / "new.csv").write_text(head + rows("c", 2))
+    (tmp_path / "bare.csv").write_text("x,ill\n0.5,1\n-0.5,0\n")
+    asked = ["--set", "data.label=ill", "--set", "data.site=site", "--set", "data.group=patient"]
+    more = ["--model", "mlp", "--rounds", 1, "--method", "fedbn", "--seed", 0, "--out", "run"]
+    assert call("run", "--data", "all.csv", *asked, *more, cwd=tmp_path).code == 0
+    return tmp_path
+
+
+def test_rows_of_one_patient_are_drawn_together(grouped: Path):
+    words = ("evaluate", "run", "--data", "new.csv", "--resamples", 50, "--json")
+    told = json.loads(call(*words, cwd=grouped).out)["values"]
+    run = fedbn.open_run(grouped / "run")
+    samples = read_samples(grouped / "new.csv", run.inputs)
+    assert samples.y is not None
+    known = torch.arange(24) // 6
+    for groups in (known, None):
+        split = Split(samples.x, samples.y, groups=groups)
+        same = evaluate_all(run, {"new": split}, resamples=50).to_json()
+        assert (json.loads(same)["values"] == told) == (groups is known)
+
+
+def test_where_nothing_is_divided_patients_need_not_be_named(grouped: Path):
+    assert call("predict", "run", "--client", "a", "--data", "bare.csv", cwd=grouped).code == 0
+    assert call("adapt", "run", "--data", "bare.csv", "--as", "c", cwd=grouped).code == 0
+    for words in ("evaluate run --data bare.csv", "adapt run --data bare.csv --as d --compare"):
+        answer = call(*words.split(), cwd=grouped)
+        assert (answer.code, "has 'patient' (data.group)" in answer.line) == (4, True)
+
+
+def test_pictures_of_one_patient_stay_together(tmp_path: Path):
+    draws = np.random.default_rng(0)
+    for site in ("sites/a", "sites/b", "new"):
+        for patient, shot in itertools.product(range(8), range(3)):
+            home = tmp_path / site / ("ill", "well")[patient % 2]
+            home.mkdir(parents=True, exist_ok=True)
+            pixels = draws.integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(home / f"p{patient}_{shot}.png")
+    more = ["--model", "mlp", "--rounds", 1, "--method", "fedbn", "--seed", 0, "--out", "run"]
+    asked = ["--data", "sites", "--set", 'data.group="^(p[0-9]+)_"', "--set", "data.size=8"]
+    assert call("run", *asked, *more, cwd=tmp_path).code == 0
+    joins = ("adapt", "run", "--data", "new", "--as", "c", "--how", "join", "--rounds", 1)
+    answer = call(*joins, "--out", "joined", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    client = fedbn.open_run(tmp_path / "joined").federation.clients[-1]
+    sides = [{*split.groups.tolist()} for split in (client.train, client.tests["c"])]
+    assert sides[0].isdisjoint(sides[1])
+    assert len(sides[0] | sides[1]) == 8
+    next((tmp_path / "new").rglob("*.png")).rename(tmp_path / "new" / "ill" / "somebody.png")
+    answer = call(*joins, "--out", "again", cwd=tmp_path)
+    assert (answer.code, "(data.group)" in answer.line) == (4, True)
+    assert call("predict", "run", "--client", "a", "--data", "new", cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize("words", ["predict run --client a", "adapt run --as c", "evaluate run"])
+def test_a_table_of_several_sites_is_nobody_s(grouped: Path, words: str):
+    answer = call(*words.split(), "--data", "all.csv", cwd=grouped)
+    assert answer.code == 4
+    assert "a table of sites (column 'site': a, b); give the rows of one" in answer.line
+
+
+def test_numbers_in_an_npz_are_scored_by_a_run_that_learned_numbers(tmp_path: Path):
+    rows = [f"{n % 5},{n % 7},{n % 5 + n % 7},{'ab'[n // 16]}\n" for n in range(32)]
+    (tmp_path / "all.csv").write_text("".join(["p,q,dose,site\n", *rows]))
+    np.savez(tmp_path / "y.npz", x=np.ones((4, 2), "float32"), y=np.arange(4) / 2)
+    np.savez(tmp_path / "zeros.npz", x=np.ones((4, 2), "float32"), y=np.zeros(4))
+    asked = ["data.label=dose", "data.site=site", "data.numbers=true"]
+    more = ["--model", "mlp", "--rounds", 1, "--method", "fedbn", "--seed", 0, "--out", "run"]
+    sets = [word for one in asked for word in ("--set", one)]
+    assert call("run", "--data", "all.csv", *sets, *more, cwd=tmp_path).code == 0
+    answer = call("predict", "run", "--client", "a", "--data", "y.npz", cwd=tmp_path)
+    assert (answer.code, answer.out.splitlines()[-1].split()[0]) == (0, "r2"), answer.err
+    assert [line.split()[2] for line in answer.out.splitlines()[1:5]] == ["0", "0.5", "1", "1.5"]
+    assert call("predict", "run", "--client", "a", "--data", "zeros.npz", cwd=tmp_path).code == 0
+    assert call("adapt", "run", "--as", "c", "--data", "y.npz", cwd=tmp_path).code == 0
+    assert call("evaluate", "run", "--data", "y.npz", "--resamples", 5, cwd=tmp_path).code == 0
 
 
 @pytest.mark.shows("W09")

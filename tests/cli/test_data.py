@@ -312,8 +312,23 @@ def test_check_refuses_an_option_that_a_run_would_refuse(pictures):
     assert "data.size" in answer.err
 
 
+@pytest.mark.parametrize("damage", ["", "\n,3,north,1"])
+def test_check_refuses_a_mistyped_option_of_tables_and_lacks_a_label_as_a_run_does(table, damage):
+    table.write_text(table.read_text() + damage)
+    site = ("--set", "site=hospital")
+    answer = call("data", "check", table, *site, "--set", "lable=outcome")
+    assert answer.code == 3
+    assert "unknown option 'data.lable': did you mean 'data.label'?" in answer.line
+    answer = call("data", "check", table, *site)
+    assert answer.code == 4
+    assert "data.label is needed for tables: the column of classes, of age, marker" in answer.out
+    assert "1 warning" not in answer.out
+
+
 def test_check_of_tables(table):
-    assert "data.label is not set" in done("check", table).out
+    answer = call("data", "check", table)
+    assert answer.code == 4
+    assert "name its column of sites in data.site" in answer.out
     options = ("--set", "label=outcome", "--set", "site=hospital")
     assert done("check", table, *options).out == "0 errors, 0 warnings, 0 notes\n"
     table.write_text(table.read_text() + "\n,3,north,1")

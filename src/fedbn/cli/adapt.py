@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,6 @@ import typer
 from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.training import launch
-from fedbn.core.federation import Split
 from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
@@ -21,7 +20,7 @@ from fedbn.trained.adaptation import Compared, Options, best, divided, split_of,
 from fedbn.trained.joining import labelled, own_test, prepare_join
 from fedbn.trained.local_parts import check_site
 from fedbn.trained.opening import open_run
-from fedbn.trained.trained_run import Trained, samples_of
+from fedbn.trained.trained_run import Trained
 
 app = console.commands()
 
@@ -69,7 +68,9 @@ def adapt(
             metavar="PATH", help="Labelled data to score on; else the test part of --data, or half."
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, max=100_000, help="Passes of finetune.")] = 50,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Passes of finetune; 50.")
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=1_000_000, help=f"Rounds of join; {_ROUNDS}.")
     ] = None,
@@ -86,13 +87,16 @@ def adapt(
     Its statistics are exact over its data, which needs no labels.
     How far it lies from the known sites is told, with a warning where it is far.
     """
-    if test is not None and not compare and how != "join":
-        raise ConfigError("--test is for --compare and for --how join")
+    joining = {"--test": test, "--rounds": rounds, "--out": out}
+    for flag, given in {**joining, "--epochs": epochs}.items():
+        way = "join" if flag in joining else "finetune"
+        if given is not None and not compare and how != way:
+            raise ConfigError(f"{flag} is for --compare and for --how {way}")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     new = NewSite(site, data, test, read_samples(data, trained.inputs, "train"))
     say(*new.samples.notes)
-    base: dict[str, Any] = {"like": like, "epochs": epochs}
+    base: dict[str, Any] = {"like": like, "epochs": epochs or Options().epochs}
     found = _compared(trained, new, Options(**base), rounds) if compare else []
     chosen_here = compare and how is None
     way = how or (best(found, trained.metric) if compare else "average")
@@ -124,9 +128,7 @@ def _compared(
     trained: Trained, new: NewSite, options: Options, rounds: int | None
 ) -> list[Compared]:
     held = own_test(trained, new.samples, new.data, new.test)
-    split = _checked(trained, labelled(new.samples, new.data))
-    adapting, scoring = divided(split, held, new.name)
-    scoring = _checked(trained, scoring)
+    adapting, scoring = divided(labelled(trained, new.samples, new.data), held, new.name)
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
     found = list(adaptation.compare(trained, new.name, adapting, scoring, options, rounds))
@@ -139,10 +141,6 @@ def _compared(
             rows.append([one.how, value, f"[{low}, {high}]"])
     print_table(["way", trained.metric.title, "95 % interval"], rows)
     return found
-
-
-def _checked(trained: Trained, split: Split) -> Split:
-    return replace(split, x=samples_of(split.x, trained.inputs, "the data"))
 
 
 def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ _EXAMPLES = console.examples(
     "fedbn compare runs/before runs/after --format md > difference.md",
 )
 
-
 Form = Literal["text", "md", "markdown", "latex", "csv", "json"]
 
 
@@ -48,7 +47,7 @@ def compare(
     """Compare two runs, or the methods of one run, by paired tests over their seeds.
 
     Splits that a run sweeps over (data.split_seed) are repetitions too.
-    Intervals hold for all lines at once.
+    Intervals hold for all lines of clients at once, and apart from these for all means at once.
     """
     names = _split(methods or "")
     if len(runs) > 2:

@@ -72,7 +72,6 @@ Log = Annotated[
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 
-
 Form = Literal["text", "latex", "csv", "markdown"]  # how a table of results is written
 Which = Literal["some", "all"]  # whose lines a table has
 
@@ -181,6 +180,5 @@ def check_out(out: Path | None) -> None:
         raise ConfigError(f"--out {out}: a folder; give a file")
     if not out.parent.is_dir():
         raise ConfigError(f"--out {out}: no such folder {out.parent}")
-    effective = os.access in os.supports_effective_ids
-    if not os.access(out.parent, os.W_OK, effective_ids=effective):
+    if not os.access(out.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise ConfigError(f"cannot write {out}: Permission denied")

@@ -6,6 +6,7 @@ import json as codec
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,11 +23,11 @@ from fedbn.data.benchmarks import PicturesInfo
 from fedbn.data.checks import examine, examine_benchmark, examine_path, stopped
 from fedbn.data.storage import data_root
 from fedbn.data.survey import survey
-from fedbn.datasets import info_of
+from fedbn.datasets import info_of, own_files
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments import configuration
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.sources import data_name, load_federation
+from fedbn.experiments.sources import data_name, load_federation, options_of
 from fedbn.results.data_figure import draw_data
 from fedbn.text import counted, plain
 
@@ -68,8 +69,7 @@ def section_of(data: str, settings: Sequence[str] | None) -> DataSection:
     named = data in registry.names(fedbn.datasets) or not configuration.looks_like_path(data)
     dotted = [s if s.startswith("data.") else f"data.{s}" for s in settings or ()]
     flags = {"data.name" if named else "data.path": data}
-    raw = configuration.request(None, flags, dotted, "--set")
-    return configuration.checked(raw, "--set").data
+    return configuration.checked(configuration.request(None, flags, dotted, "--set"), "--set").data
 
 
 def subjects(client: Client) -> list[int]:
@@ -135,9 +135,7 @@ def show(
     if out is not None and out.suffix.lower() not in _DRAWN:
         raise ConfigError(f"--out {out}: legal are names that end in {' or '.join(_DRAWN)}")
     section = section_of(data, set_)
-    sentence = data_name(section)[1]
-    if sentence:
-        say(sentence)
+    say(*filter(None, data_name(section)[1:]))
     federation = load_federation(section)
     found = survey(federation)
     if out or not json:
@@ -189,8 +187,7 @@ def _print_counts(
         return
     columns = zip(*counts, strict=True)
     by_class = [[name, *column] for name, column in zip(classes, columns, strict=True)]
-    total = ["all", *map(sum, counts)]
-    print_table([title, *clients], [*by_class, total], numbers=BUT_FIRST)
+    print_table([title, *clients], [*by_class, ["all", *map(sum, counts)]], numbers=BUT_FIRST)
 
 
 @app.command(epilog=_CHECK)
@@ -222,14 +219,16 @@ def check(
 
 def _own(section: DataSection) -> list[Finding]:
     """Look at a user's files one by one; where they are fine, read them as a run would."""
-    options = {key: value for key, value in section.options.items() if key != "path"}
+    with suppress(DataError):  # what is no data is a finding
+        name, _ = data_name(section)
+        options_of(getattr(own_files, name), section.options, f"data {name}")
     found = examine_path(
         section.path or "",
-        options,
+        section.options,
         lambda changed: load_federation(section.model_copy(update=changed)),
     )
     if not stopped(found):
-        say(data_name(section)[1] or "")
+        say(*filter(None, data_name(section)[1:]))
     return found
 
 

@@ -206,7 +206,10 @@ def _fedbn(
 
 def main() -> NoReturn:
     """Run the command line and end the process with the documented exit code."""
-    _open_streams()
+    # Closed streams lead nowhere: the next file to be opened would take their number.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     if "_FEDBN_COMPLETE" in os.environ:  # a shell asks; typer answers, and ends the process
         app(prog_name="fedbn")
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
@@ -245,13 +248,6 @@ def _ended(arguments: list[str], debug: bool) -> int:
         return _failed(unforeseen(error), 1, debug)
 
 
-def _open_streams() -> None:
-    """Let closed streams lead nowhere: the next file to be opened would take their number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
-
-
 def _check_directory() -> None:
     """Refuse a directory that is gone before torch looks for it, which ends the process."""
     try:
@@ -264,9 +260,8 @@ def _check_directory() -> None:
 
 def _refused(error: Any) -> int:
     """Tell a wrong value from what the parser does not know, in one line."""
-    wrong_value = isinstance(error, typer.BadParameter) and not isinstance(
-        error, _parser.MissingParameter
-    )
+    missing = isinstance(error, _parser.MissingParameter)
+    wrong_value = isinstance(error, typer.BadParameter) and not missing
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "fedbn"
     text = f"{error.format_message()} (legal: `{command} --help`)"

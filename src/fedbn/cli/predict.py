@@ -18,7 +18,7 @@ from fedbn.cli.training import print_summary
 from fedbn.core.federation import Split, Targets
 from fedbn.core.metric import Metric
 from fedbn.data.new_samples import read_samples
-from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.errors import ConfigError, unknown
 from fedbn.results.aggregate import MEAN, Cell, Key, Row, Summary
 from fedbn.results.result_table import MOST, condensed
 from fedbn.runs.folder import write_atomically
@@ -26,8 +26,9 @@ from fedbn.tasks.making import evaluated
 from fedbn.text import counted, shown
 from fedbn.trained.evaluation import Matrix, domain_tests, evaluate_all
 from fedbn.trained.export import export as exported
+from fedbn.trained.joining import labelled
 from fedbn.trained.opening import open_run
-from fedbn.trained.trained_run import Predictions, Trained, predict as predicted, samples_of
+from fedbn.trained.trained_run import Predictions, Trained, predict as predicted
 
 _PREDICT = console.examples(
     "fedbn predict runs/first --client photo --data scans/   prints a table",
@@ -48,6 +49,9 @@ _EXPORT = console.examples(
 )
 
 _SHOWN = 10
+_Client = Annotated[
+    str, typer.Option(help="Whose model: a training client's or an adapted site's.")
+]
 
 app = console.commands()
 
@@ -55,9 +59,7 @@ app = console.commands()
 @app.command(epilog=_PREDICT)
 def predict(
     run: console.Run,
-    client: Annotated[
-        str, typer.Option(help="Whose model: a training client's or an adapted site's.")
-    ],
+    client: _Client,
     data: Annotated[
         Path,
         typer.Option(
@@ -146,8 +148,7 @@ def evaluate(
         raise ConfigError(f"--metric: {unknown('metric', metric, known)}")
     tests = domain_tests(trained) if data is None else _tests(trained, data)
     many = len(trained.clients) > MOST and clients == "some"
-    own = many and len(tests) > MOST
-    found = evaluate_all(trained, tests, own=own, resamples=resamples)
+    found = evaluate_all(trained, tests, own=many and len(tests) > MOST, resamples=resamples)
     if out is not None:
         content = found.to_json() if out.suffix.lower() == ".json" else found.to_csv()
         write_atomically(out, content, ConfigError)
@@ -155,26 +156,19 @@ def evaluate(
     if json:
         emit(found.to_json().decode(), end="")
     else:
-        (_print_spread if many else _print_matrix)(
-            found, known[metric] if metric else trained.metric
-        )
+        judged_by = known[metric] if metric else trained.metric
+        (_print_spread if many else _print_matrix)(found, judged_by)
 
 
 def _tests(trained: Trained, data: Path) -> dict[str, Split]:
     samples = read_samples(data, trained.inputs)
     say(*samples.notes)
-    if samples.y is None:
-        raise DataError(
-            f"{data}: no labels; to score a model they are needed (`fedbn predict` needs none)"
-        )
-    x = samples_of(samples.x, trained.inputs, str(data))
-    return {data.resolve().stem or "data": Split(x, samples.y)}
+    return {data.resolve().stem or "data": labelled(trained, samples, data)}
 
 
 def _print_matrix(found: Matrix, metric: Metric) -> None:
-    values = found.values[metric.name]
     rows = [
-        [client, *(_cell(values[client][d], metric) for d in found.domains)]
+        [client, *(_cell(found.values[metric.name][client][d], metric) for d in found.domains)]
         for client in found.clients
     ]
     print_table([f"{metric.title}: model of", *found.domains], rows, BUT_FIRST)
@@ -191,8 +185,7 @@ def _print_spread(found: Matrix, metric: Metric) -> None:
             if not math.isnan(value):
                 columns.setdefault(name, {})[client] = Cell.of([metric.scale * value], metric.form)
     for cells in columns.values():
-        mean = statistics.fmean(cell.mean for cell in cells.values())
-        cells[MEAN] = Cell.of([mean], metric.form)
+        cells[MEAN] = Cell.of([statistics.fmean(cell.mean for cell in cells.values())], metric.form)
     rows = tuple(Row(Key(name, "default"), cells) for name, cells in columns.items())
     print_summary(condensed(Summary((*found.clients, MEAN), rows, (0,), metric=metric)))
 
@@ -207,9 +200,7 @@ def _cell(value: tuple[float, float, float], metric: Metric) -> str:
 @app.command(epilog=_EXPORT)
 def export(
     run: console.Run,
-    client: Annotated[
-        str, typer.Option(help="Whose model: a training client's or an adapted site's.")
-    ],
+    client: _Client,
     form: Annotated[
         Literal["safetensors", "onnx", "torch-export"],
         typer.Option("--format", help="safetensors (weights), onnx or torch-export (whole)."),

@@ -30,7 +30,6 @@ _EXAMPLES = console.examples(
     "fedbn report runs/first --out table.tex   its table alone, for a paper",
 )
 
-
 Form = Literal["html", "md", "markdown", "latex", "csv"]
 _ENDS: dict[Form, str] = {
     "html": ".html",

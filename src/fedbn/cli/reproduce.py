@@ -173,8 +173,7 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
         cut=wanted.cut,
         source=flags.runs[0] if flags.runs else None,
     )
-    outcome = produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]]))
-    _print(outcome, folder)
+    _print(produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]])), folder)
 
 
 def _records(raw: Mapping[str, Any], place: Path, flags: Flags) -> Records:

@@ -75,7 +75,9 @@ def run(
     if dry_run:
         from fedbn.cli.training import rehearse
 
-        rehearse(raw, where, log or [])
+        if out:
+            RunFolder(out).check_empty()
+        rehearse(raw, where, log or [], json)
     else:
         first = Path("runs", f"{file.stem if file else 'run'}-{time.strftime('%Y%m%d-%H%M%S')}")
         others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))

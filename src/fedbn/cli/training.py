@@ -38,7 +38,6 @@ from fedbn.tracking import Tracking, find_trackers
 
 app = console.commands()
 
-
 _EXAMPLES = console.examples(
     "fedbn resume runs/first                after Ctrl-C, a reboot or a crash",
     "fedbn resume runs/first --rounds 100   as if it had been 100 from the start",
@@ -150,14 +149,18 @@ def make_progress() -> Lines | LiveView:
     return LiveView()
 
 
-def rehearse(raw: dict[str, Any], where: str, log: Sequence[str]) -> None:
+def rehearse(raw: dict[str, Any], where: str, log: Sequence[str], as_json: bool) -> None:
     """Check all that a run would do, and print it."""
     find_trackers(log)
     experiment, planner = checked(raw, where), Planner()
     jobs = prepare(experiment, planner)
     federation = planner.federation(jobs[0].setting.experiment.data)
     say(*planner.warnings)
-    emit(tomli_w.dumps(resolved(experiment, federation)))
+    settings = resolved(experiment, federation)
+    if as_json:
+        emit(json.dumps({"configuration": settings, "jobs": [job.key for job in jobs]}, indent=2))
+        return
+    emit(tomli_w.dumps(settings))
     for job in jobs:
         emit(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fedbn.report import model_sections, result_sections
 from fedbn.report.contents import RunContents
 from fedbn.report.document import Chapter, Page
-from fedbn.report.result_sections import comparison
 from fedbn.text import counted
 
 
@@ -19,9 +18,8 @@ def page(runs: Sequence[RunContents]) -> Page:
     named = zip(runs, names, strict=True)
     chapters = [_chapter(run, f"r{i}", name) for i, (run, name) in enumerate(named, 1)]
     if len(runs) == 1:
-        only = chapters[0]
-        return Page(only.title, only.subtitle, (only,))
-    first = Chapter("all", "Comparison", "", (comparison(names, runs),))
+        return Page(chapters[0].title, chapters[0].subtitle, (*chapters,))
+    first = Chapter("all", "Comparison", "", (result_sections.comparison(names, runs),))
     title = f"{counted(len(runs), 'run')} compared"
     return Page(title, ", ".join(names[:8]), (first, *chapters))
 

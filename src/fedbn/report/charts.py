@@ -231,14 +231,11 @@ def gain_bars(duel: Duel, gains: Sequence[Gain], metric: Metric) -> Markup:
     said = "; ".join(f"{g.client} {gain_said(g.mean, metric)}" for g in rows[:12])
     drawn = [partial(_gain, gain, metric, gain is duel.mean) for gain in rows]
     what = f"points of {metric.words}" if metric.unit == PERCENT else metric.title
-    return bars(f"{title}, {what}", f"{title}, in {what}: {said}", _reach(rows), drawn, "+")
-
-
-def _reach(rows: Sequence[Gain]) -> tuple[float, float]:
     values = [v for g in rows for v in (*g.by_seed.values(), g.mean - g.std, g.mean + g.std)]
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.06 * (high - low) or 1.0
-    return (low - room if low < 0 else 0.0), high + room
+    span = (low - room if low < 0 else 0.0), high + room
+    return bars(f"{title}, {what}", f"{title}, in {what}: {said}", span, drawn, "+")
 
 
 def _gain(gain: Gain, metric: Metric, whole: bool, y: float, across: Scale) -> Markup:
@@ -274,14 +271,10 @@ def exchange_bars(exchanges: Sequence[Exchange]) -> Markup:
         shared = svg.tag("rect", x=BAR_START, width=travels, fill=SHARED, **box)
         local = svg.tag("rect", x=BAR_START + travels, width=stays, fill=LOCAL, **box)
         parts.append(svg.tag("g", svg.tag("title", said), bar_name(e.method, y), shared, local))
-    spoken = "; ".join(
+    each = "; ".join(
         f"{e.method} shares {bytes_said(e.shared[1])} and keeps {bytes_said(e.kept)}"
         for e in exchanges[:12]
     )
-    return svg.drawing(
-        _BAR_WIDTH,
-        28 + ROW * len(exchanges),
-        f"Bytes of one model, shared and local: {spoken}",
-        svg.label(0, 12, "Bytes of one client's model", class_="title", most=60),
-        *parts,
-    )
+    spoken = f"Bytes of one model, shared and local: {each}"
+    head = svg.label(0, 12, "Bytes of one client's model", class_="title", most=60)
+    return svg.drawing(_BAR_WIDTH, 28 + ROW * len(exchanges), spoken, head, *parts)

@@ -148,12 +148,9 @@ def html(page: Page, version: str) -> str:
     environment.filters["lines"] = lambda text: "\n".join(
         short(t, 10_000) for t in text.splitlines()
     )
+    style = Markup(_file("report.css"))
     return environment.get_template("report.html").render(
-        page=page,
-        version=version,
-        style=Markup(_file("report.css")),
-        script=Markup(script),
-        digest=digest,
+        page=page, version=version, style=style, script=Markup(script), digest=digest
     )
 
 
@@ -170,17 +167,11 @@ def markdown(page: Page, version: str) -> str:
             lines += [f"## {_name(chapter.title)}", _name(chapter.subtitle)]
         lines += [f"> {_name(note)}" for note in chapter.notes]
         for section in chapter.sections:
-            lines += _section(section, "###" if several else "##")
+            if texts := [text for part in section.parts for text in _part(part)]:
+                title = f"{'###' if several else '##'} {_name(section.title)}"
+                lines += [title, _name(section.lead), *texts]
     lines.append(f"Made by fedbn {version}. The HTML report has the drawings.")
     return "\n\n".join(line for line in lines if line) + "\n"
-
-
-def _section(section: Section, level: str) -> Iterator[str]:
-    texts = [text for part in section.parts for text in _part(part)]
-    if texts:
-        yield f"{level} {_name(section.title)}"
-        yield _name(section.lead)
-        yield from texts
 
 
 def _part(part: Part) -> Iterator[str]:

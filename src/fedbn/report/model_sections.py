@@ -47,13 +47,10 @@ def statistics(run: RunContents) -> Section:
         square = far[places][:, places]
         panels.append(site_charts.distance_matrix(square, some, f"{layer.title}: distances"))
         panels += [site_charts.profile(layer, colours, deviation=what) for what in (False, True)]
-    numbers = _farthest(layers, matrices)
-    parts: list[Part] = [
-        document.Beside((document.Figures((site_charts.layer_bars(layers, matrices),)), numbers)),
-        document.Figures(tuple(panels), legend),
-    ]
-    parts += _capped(facts, layers, chosen)
-    return Section("sites", title, lead, tuple(parts))
+    bars = document.Figures((site_charts.layer_bars(layers, matrices),))
+    beside = document.Beside((bars, _farthest(layers, matrices)))
+    drawn = document.Figures(tuple(panels), legend)
+    return Section("sites", title, lead, (beside, drawn, *_capped(facts, layers, chosen)))
 
 
 def _farthest(layers: Sequence[Layer], matrices: Sequence[Array]) -> document.Table:
@@ -122,10 +119,9 @@ def examples(run: RunContents) -> Section:
     )
     parts: list[Part] = []
     for gallery in facts.galleries:
-        name = gallery.domain
-        if gallery.client != gallery.domain:
-            name = f"{gallery.domain}, by the model of {gallery.client}"
-        shown = [site_charts.picture(example) for example in (*gallery.drawn, *gallery.mistakes)]
+        own = gallery.client == gallery.domain
+        name = gallery.domain + ("" if own else f", by the model of {gallery.client}")
+        shown = map(site_charts.picture, (*gallery.drawn, *gallery.mistakes))
         parts.append(document.Pictures(name, tuple(shown)))
     return Section("examples", title, lead, tuple(parts))
 
@@ -160,8 +156,7 @@ def exchange(run: RunContents) -> Section:
         document.table(caption, [*rows[0]], [[*row.values()] for row in rows]),
     ]
     if names := ", ".join(one.method for one in run.exchanges if one.pooled):
-        text = f"{names}: the data travels instead, all of it to one place."
-        parts.append(document.Text(text))
+        parts.append(document.Text(f"{names}: the data travels instead, all of it to one place."))
     parts += _entries(run.facts)
     return Section("shared", "What is shared, and what stays home", lead, tuple(parts))
 
@@ -182,16 +177,10 @@ def _row(one: Exchange) -> dict[str, str]:
 def _entries(facts: Facts | None) -> list[Part]:
     if facts is None or not facts.entries:
         return []
-    rows = [
-        [
-            e.name,
-            e.kind.replace("_", " "),
-            "×".join(map(str, e.shape)) or "1",
-            f"{e.bytes:,}",
-            "shared" if shared else "stays",
-        ]
-        for e, shared in facts.entries[:_MOST_ENTRIES]
-    ]
+    rows = []
+    for e, shared in facts.entries[:_MOST_ENTRIES]:
+        kind, shape = e.kind.replace("_", " "), "×".join(map(str, e.shape)) or "1"
+        rows.append([e.name, kind, shape, f"{e.bytes:,}", "shared" if shared else "stays"])
     header = ["entry", "kind", "shape", "bytes", facts.method]
     some = f", the first {_MOST_ENTRIES}" if len(facts.entries) > _MOST_ENTRIES else ""
     caption = f"The model's {counted(len(facts.entries), 'entry', 'entries')}{some}"

@@ -55,19 +55,6 @@ def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
     return found, missing
 
 
-def changed(trained: Trained, recorded: Mapping[str, Any]) -> list[str]:
-    """Say which clients' data is not what the run was trained on."""
-    try:
-        now = trained.federation.fingerprint()
-    except Exception:
-        return []  # said where the data is needed
-    if recorded.keys() != now.keys() or recorded == now:
-        return []
-    other = [client for client in now if now[client] != recorded[client]]
-    some = ", ".join(other[:5]) + (" …" if len(other) > 5 else "")
-    return [f"The data has changed since the run was begun: {some}"]
-
-
 def _why(error: Exception) -> str:
     """Say in one line why something cannot be had."""
     text = str(error) if isinstance(error, FedbnError) else unforeseen(error)
@@ -224,12 +211,9 @@ def _facts(
     folder: RunFolder, choice: Mapping[str, Any], notes: list[str]
 ) -> tuple[contents.Facts | None, dict[str, str]]:
     try:
-        opened = open_run(folder.path, **choice, notes=notes.append)
-        notes += changed(opened, folder.read_environment().get("data", {}))
-        return collect(opened)
+        return collect(open_run(folder.path, **choice, notes=notes.append))
     except Exception as error:
-        why = _why(error)
-        return None, dict.fromkeys(("statistics", "confusions", "examples"), why)
+        return None, dict.fromkeys(("statistics", "confusions", "examples"), _why(error))
 
 
 def _environment(folder: RunFolder, notes: list[str]) -> dict[str, Any]:

@@ -68,9 +68,8 @@ def results(run: RunContents) -> Section:
     over = "mean ± standard deviation over seeds" if len(summary.seeds) > 1 else "seed"
     when = "the round best on validation data" if run.report == "best" else "the last round"
     if not any(row.cells for row in summary.rows):
-        return Section(
-            "results", "Results", "", (Text("No client has been scored yet.", kind="remark"),)
-        )
+        remark = Text("No client has been scored yet.", kind="remark")
+        return Section("results", "Results", "", (remark,))
     unit = {PERCENT: " in per cent", "": ""}.get(summary.metric.unit, f" in {summary.metric.unit}")
     way = "" if summary.metric.higher else " (lower is better)"
     lead = f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best is marked."
@@ -150,12 +149,10 @@ def gains(run: RunContents) -> Section:
     lead = f"{words.capitalize()} with {first} minus {words} with {second}, client by client."
     if seeds > 1:
         lead += " A circle is one seed, the line ± one standard deviation over seeds."
-    mean = [Gain("mean of clients", fight.mean.by_seed)] if fight.mean else []
-    stds = [f"{g.std:{metric.form}}" if len(g.by_seed) > 1 else "–" for g in (*kept, *mean)]
-    said = zip((*kept, *mean), stds, strict=True)
-    rows = [[g.client, gain_said(g.mean, metric), std] for g, std in said]
-    header = ["client", f"gain, {metric.points}", "std"]
-    numbers = table("In numbers", header, rows)
+    every = [*kept, *([Gain("mean of clients", fight.mean.by_seed)] if fight.mean else [])]
+    stds = [f"{g.std:{metric.form}}" if len(g.by_seed) > 1 else "–" for g in every]
+    rows = [[g.client, gain_said(g.mean, metric), s] for g, s in zip(every, stds, strict=True)]
+    numbers = table("In numbers", ["client", f"gain, {metric.points}", "std"], rows)
     parts: list[Part] = [Beside((Figures((gain_bars(fight, kept, metric),)), numbers))]
     if len(kept) < len(fight.gains):
         text = f"Of {len(fight.gains):,} clients, the {half} that gain least and the {half} most."
@@ -246,13 +243,11 @@ def _curves(runs: Sequence[tuple[str, RunContents]]) -> list[Part]:
 
 
 def _differences(names: Sequence[str], runs: Sequence[RunContents]) -> list[Part]:
-    first = runs[0].config
     found: dict[str, list[str]] = {}
     for place, run in enumerate(runs[1:], 1):
-        for change in changes(first, run.config):
+        for change in changes(runs[0].config, run.config):
             key, a, b = change.words
-            row = found.setdefault(key, [a] * len(runs))
-            row[place] = b
+            found.setdefault(key, [a] * len(runs))[place] = b
     if not found:
         return [Text("Their configurations are the same.")]
     rows = [[key, *values] for key, values in sorted(found.items())[:_MOST_KEYS]]

@@ -33,9 +33,8 @@ def confusion_matrix(confusion: Confusion, classes: Sequence[str]) -> Markup:
     sums = np.maximum(counts.sum(axis=1, keepdims=True), 1)
     texts = [[str(n) if n else "" for n in row] for row in counts.tolist()]
     right = float(np.trace(counts)) / max(1, int(counts.sum()))
-    name = confusion.client
-    if confusion.domain != confusion.client:
-        name = f"{confusion.client} on {confusion.domain}"
+    own = confusion.client == confusion.domain
+    name = confusion.client + ("" if own else f" on {confusion.domain}")
     title = f"{short(name, 26)} · {100 * right:.1f} %"
     spoken = f"Confusion matrix of {name}: {100 * right:.1f} % of {int(counts.sum())} right"
     parts, height = _matrix(counts / sums, texts, classes, wrong=True)
@@ -130,8 +129,7 @@ def distances(layer: Layer) -> Array:
     """
     mean, variance = torch.from_numpy(layer.mean), torch.from_numpy(layer.variance)
     rows = [layer_distance((mean, variance), one) for one in zip(mean, variance, strict=True)]
-    found: Array = torch.stack(rows).numpy()
-    return found
+    return torch.stack(rows).numpy()
 
 
 def layer_bars(layers: Sequence[Layer], matrices: Sequence[Array]) -> Markup:
@@ -175,16 +173,13 @@ def profile(layer: Layer, colours: Mapping[str, str], *, deviation: bool) -> Mar
         look = {"fill": "none", "stroke": colours[name], "stroke_width": 1.6}
         lines.append(svg.tag("polyline", svg.tag("title", name), points=place, **look))
     count = f"{len(order)} of {values.shape[1]}" if len(order) < values.shape[1] else len(order)
-    return svg.drawing(
-        _WIDTH,
-        _HEIGHT,
+    spoken = (
         f"Running {what} of {layer.title} over {count} channels, a line each of "
-        f"{len(shown)} clients, from {low:.2g} to {high:.2g}",
-        svg.label(10, 14, f"{layer.title}: running {what}", most=48, class_="title"),
-        svg.grid([], ys, _BOX),
-        *lines,
-        svg.note(f"{count} channels, in order", right, bottom + 16),
+        f"{len(shown)} clients, from {low:.2g} to {high:.2g}"
     )
+    head = svg.label(10, 14, f"{layer.title}: running {what}", most=48, class_="title")
+    below = svg.note(f"{count} channels, in order", right, bottom + 16)
+    return svg.drawing(_WIDTH, _HEIGHT, spoken, head, svg.grid([], ys, _BOX), *lines, below)
 
 
 _PIXELS = 96
@@ -195,9 +190,8 @@ def picture(example: Example) -> Markup:
     sure = f"{100 * example.probability:.0f} %"
     spoken = f"{example.true}, predicted {example.predicted} ({sure})"
     source = f"data:image/png;base64,{base64.b64encode(png(example)).decode()}"
-    said = f"✓ {short(example.true, 14)}"
-    if not example.right:
-        said = f"✗ {short(example.true, 14)} → {short(example.predicted, 14)}"
+    true, guess = short(example.true, 14), short(example.predicted, 14)
+    said = f"✓ {true}" if example.right else f"✗ {true} → {guess}"
     small = max(example.pixels.shape[:2]) < _PIXELS
     image = svg.tag("img", src=source, alt=spoken, title=spoken, class_="pixels" if small else None)
     caption = svg.tag("figcaption", said, svg.tag("small", sure), dir="auto")
