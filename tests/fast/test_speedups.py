@@ -86,7 +86,7 @@ def made(name: str, fast: bool) -> Plan:
         return Split(torch.rand(n, *IMAGES, generator=draws) + y[:, None, None, None], y)
 
     clients = tuple(Client(c, c, split(12), {c: split(6)}) for c in "ab")
-    # One batch a round: after steps on half of it the deep CNN tells apart what differs in last bits.
+    # One batch a round: after two of six samples the deep CNN blows last bits up to per cents.
     training = Training(rounds=2, batch_size=12, lr=0.01, fast=fast)
     return Plan(fedbn(), Federation("zoo", clients, ("x", "y", "z")), ZOO[name], training)
 
