@@ -62,6 +62,17 @@ def test_what_is_said_of_convergence_is_in_the_records() -> None:
     means = [fmean(map(math.log, own)) for own in ratios]
     reach = float(stats.t.ppf(0.975, len(seeds) - 1)) * stdev(means) / math.sqrt(len(seeds))
     middle, low, high = (math.exp(fmean(means) + by) for by in (0, -reach, reach))
+    batches = [
+        fmean(
+            math.log(fmean(seen["fedavg", s, n]) / fmean(seen["fedbn", s, n]))
+            for n in range(1, 301)
+        )
+        for s in seeds
+    ]
+    level = paired(batches)
+    assert level.low is not None
+    assert level.high is not None
+    times = [f"{math.exp(by):.2f}" for by in (fmean(batches), level.low, level.high)]
     counts = [
         sum(fmean(seen["fedbn", s, n]) < fmean(seen["fedavg", s, n]) for n in range(1, 301))
         for s in seeds
@@ -72,6 +83,7 @@ def test_what_is_said_of_convergence_is_in_the_records() -> None:
     assert f"({sum(lower)} of {len(lower)})" in page
     assert f"{min(every):.0f} to {max(every):.0f} times as high" in page
     assert f"{middle:.0f} times ({low:.0f} to {high:.0f}, over seeds)" in page
+    assert f"{times[0]} times as high ({times[1]} to {times[2]})" in page
     assert f"{', '.join(map(str, counts[:-1]))} and {counts[-1]} of 300 epochs" in page
 
 
@@ -104,10 +116,14 @@ def test_the_gains_in_the_mean_are_those_of_the_records() -> None:
         _gains("heart", f"normalise={known},batchnorm=True", "label_accuracy", 15)
         for known in (False, True)
     )
+    ranked = [
+        mean(_gains("heart", f"normalise={known},batchnorm=True", "auroc", 15))
+        for known in (False, True)
+    ]
     means = mean(measured), mean(normalised)
     apart = [a - b for a, b in zip(*means, strict=True)]
     page = " ".join((DOCS / "reproduction.md").read_text(encoding="utf-8").split())
-    for gaps in (mean(digits), mean(digits, "synthdigits"), *means, apart):
+    for gaps in (mean(digits), mean(digits, "synthdigits"), *means, *ranked, apart):
         test = paired(gaps)
         said = _said(test.difference), f"{_said(test.low)} to {_said(test.high)}"
         assert " (".join(said) in page or ", ".join(said) in page, said

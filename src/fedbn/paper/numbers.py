@@ -173,7 +173,7 @@ def studied(request: Request, records: Records) -> Study:
         },
         papers=papers if request.comparable else (),
         stand_ins=tuple(facts["stand_ins"]),
-        cut=request.cut,
+        cut=request.cut or bool(facts["stand_ins"]),  # whose weights are in everybody's
         data_remarks=tuple(dict.fromkeys(said)),
         remarks=unfinished,
     )

@@ -21,7 +21,7 @@ from fedbn.runs.folder import explained, to_json, write_atomically
 
 PAPER, DIFFERENCE, INTERVAL = "paper", "ours − paper", "95 % interval"
 _APART = "Intervals of ours − paper hold both spreads (Welch; the paper's five trials)."
-_CUT = "The protocol was cut: no interval of the difference."
+_CUT = "The protocol was cut, or a client has other data: no interval of the difference."
 
 
 def lines(table: Table) -> Iterator[list[str]]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 _DEFAULT, _ALL = "default", "mean of domains"
 _BETTER, _BASE = "fedbn", "fedavg"
 _GAIN = f"{_BETTER} − {_BASE}"
-_GAINED = "Intervals of gains hold for all domains at once (paired t, Bonferroni), or for the mean."
+_GAINED = "Intervals of gains: paired t, for a setting's domains at once (Bonferroni), or its mean."
 AXES = {
     "training.local_epochs": "local epochs E",
     "data.percent": "share of the data (%)",

@@ -74,7 +74,7 @@ class OwnStep:
     """A method with the longest step that its own kernel at t = 0 allows, as the theorem has it."""
 
     eta: float  # `step / λmax` of what it follows
-    condition: float  # `λmax / λmin` of the same, which decides how fast it is then
+    condition: float  # `λmax / λmin` of the same, which decides its rate in the end
     errors: tuple[float, ...]  # `‖f(t) − y‖²`
 
 
