@@ -133,7 +133,11 @@ def test_nothing_is_pointed_out_where_batchnorm_is_shared_as_well(method: Method
         (fedbn() | local("instance"), nn.Sequential(nn.Linear(1, 1), nn.InstanceNorm1d(2)), ""),
         (fedbn(), nn.Sequential(nn.InstanceNorm1d(2, affine=True)), "local(instance)"),
         (fedbn(), nn.Sequential(nn.LayerNorm(2)), "local(norm)"),
-        (fedbn(), nn.Sequential(OwnNorm(2), nn.LayerNorm(2)), "local(norm, '0.*')"),
+        (
+            fedbn(),
+            nn.Sequential(OwnNorm(2), nn.LayerNorm(2), nn.Linear(2, 1)),
+            "local(norm, '0.*')",
+        ),
     ],
 )
 def test_advice_is_given_where_it_keeps_something(method: Method, model: nn.Module, advice: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -184,6 +185,23 @@ def test_weights_used_three_times_sum_up_the_same_whoever_computes(helpers: Idle
         for _ in range(5)
     ]
     assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
+
+
+@pytest.mark.parametrize("free", [(True, False), (False, True)])
+def test_they_sum_up_the_same_where_a_core_is_idle_for_some_of_them(
+    free: tuple[bool, bool], helpers: IdleCores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, turn = helpers.submit, itertools.cycle(free)
+    torch.manual_seed(0)
+    model, x = Tied(), 100 * torch.rand(6, 3, 16, 16)
+
+    def step(m: nn.Module) -> None:
+        aside = OverlappedPasses(helpers=helpers)
+        aside.backward(aside.outputs(m, x).square().sum())
+
+    always = gradients(model, step)
+    monkeypatch.setattr(helpers, "submit", lambda work: submit(work) if next(turn) else None)
+    assert all(map(torch.equal, gradients(model, step), always))
 
 
 def test_helpers_are_asked_only_while_a_core_is_idle(

@@ -8,17 +8,19 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from made_data import DATA, MODELS, convolutional, federation, masks
 from sklearn import metrics as theirs
+from torch.nn import functional
 
 import fedbn
 from fedbn import registry, tasks
 from fedbn.core.metric import ACCURACY, Metric, first_metric
-from fedbn.core.task import CLASSIFICATION, measure
+from fedbn.core.task import CLASSIFICATION, majority, measure
 from fedbn.errors import ConfigError, DataError, ModelError
 from fedbn.report import document, page
 from fedbn.report.reading import gather
@@ -270,7 +272,7 @@ def test_dice_by_hand():
     """Two of three places right: 2 · 1 / (2 + 1)."""
     said, true = torch.tensor([[1, 1, 0]]), torch.tensor([[1, 0, 0]])
     assert measure(METRICS["dice"], said, true) == pytest.approx(2 / 3)
-    assert math.isnan(measure(METRICS["dice"], torch.zeros(1, 3), torch.zeros(1, 3)))
+    assert math.isnan(measure(METRICS["dice"], torch.zeros(1, 3).long(), torch.zeros(1, 3)))
     outputs = torch.zeros(1, 2, 2)  # a half everywhere: (2 · 0.5 + 1) / (1 + 1 + 1)
     assert float(dice(outputs, torch.tensor([[0, 1]]))) == pytest.approx(1 - 2 / 3)
 
@@ -282,10 +284,46 @@ def test_class_weights_are_each_client_s_own_counts(runs: dict[str, fedbn.Result
     north = run.plan.federation.clients[0]
     outputs, y = torch.zeros(2, 3), torch.tensor([0, 1])
     weights = balanced(north.train.y, 3)
-    by_hand = torch.nn.functional.cross_entropy(outputs, y, weight=weights.float())
-    assert torch.equal(run.plan.loss(north)(outputs, y), by_hand)
+    by_hand = weights[y].mean() * math.log(3)  # of zeros each class has a third
+    assert float(run.plan.loss(north)(outputs, y)) == pytest.approx(float(by_hand))
     equal = fitted("classification", rounds=2, task__class_weights=[1.0, 1.0, 1.0])
     assert same_runs(equal.state, fitted("classification", rounds=2).state)
+
+
+def test_a_label_that_all_have_weighs_as_one_that_nobody_has():
+    assert balanced_labels(torch.tensor([[True, False], [True, False]]), 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("weights", [[0.1, 10.0], [0.0, 1.0]])
+def test_the_recorded_loss_is_the_weighted_one_in_whatever_order_samples_lie(weights: list[float]):
+    x = np.random.default_rng(0).normal(size=(280, 4)).astype("float32")
+    y = np.array([0] * 256 + [1] * 24)  # sorted: two batches of one class, one of both
+    x[y == 1] += 0.5
+    data = dict.fromkeys("ab", ((x, y), (x, y)))
+    options: dict[str, Any] = {"rounds": 1, "task__class_weights": weights, "batch_size": 8}
+    run = fedbn.fit(data, "mlp", "fedavg", notes=lambda text: None, **options)
+    with torch.no_grad():
+        outputs = run.model("a").eval()(torch.tensor(x))
+    whole = functional.cross_entropy(outputs, torch.tensor(y), torch.tensor(weights))
+    found = [r.value for r in run.records if (r.client, r.metric) == ("a", "loss")]
+    assert found == pytest.approx([float(whole)] * 2, rel=1e-4)
+
+
+def test_groups_are_measured_by_shares_of_their_votes():
+    """The sick group has all of its two votes, the healthy one six of its ten."""
+    outputs = torch.tensor([[0.4, 0.6]] * 6 + [[0.6, 0.4]] * 4 + [[0.1, 0.9]] * 2)
+    groups = torch.tensor([0] * 10 + [1] * 2)
+    votes, truth = majority(outputs, groups, groups)
+    assert votes.tolist() == [[0.4, 0.6], [0.0, 1.0]]
+    assert measure(METRICS["auroc"], votes, truth) == 1
+    assert measure(METRICS["calibration_error"], votes, truth) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_r2_does_not_depend_on_units(scale: float):
+    true = scale * torch.linspace(0, 1, 50, dtype=torch.float64)[:, None]
+    assert measure(METRICS["r2"], true, true) == 1
+    assert math.isnan(measure(METRICS["r2"], true, torch.full_like(true, 0.1 * scale)))
 
 
 # One's own

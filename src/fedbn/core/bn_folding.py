@@ -103,16 +103,21 @@ def fold(
 def _works(model: nn.Module, x: Tensor, layout: ImageLayout) -> bool:
     """Tell whether a folded copy can be made and agrees with the model."""
     try:
-        probe = _with_other_statistics(copy.deepcopy(model).eval())
+        probe = copy.deepcopy(model).eval()
         with contained():
             twin = _folded(probe, layout)
+            _change_values(probe)  # a twin that kept the values it was made with would show
             return twin is not None and _agrees(probe, twin, x)
     except Exception:  # whatever a user's forward does under tracing, plain scoring remains
         return False
 
 
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # else what is computed of buffers alone stays as it is today
+
+
 def _folded(model: nn.Module, layout: ImageLayout) -> FoldedModel | None:
-    graph = fx.symbolic_trace(model)
+    graph = fx.GraphModule(model, _Tracer().trace(model))
     modules = dict(graph.named_modules())
     targets = [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
     once = {target for target in targets if targets.count(target) == 1}
@@ -159,21 +164,21 @@ def _stand_in(layer: _Layer, layout: ImageLayout) -> _Layer:
     return twin
 
 
-def _with_other_statistics(model: nn.Module) -> nn.Module:
-    """Fill BatchNorm with values under which a wrong fold would show."""
+@torch.no_grad()
+def _change_values(model: nn.Module) -> None:
+    """Give a model, and its BatchNorm above all, values under which a wrong fold would show."""
     draws = torch.Generator().manual_seed(0)
     for module in model.modules():
-        if isinstance(module, _NORMS):
-            for tensor in (*module.parameters(), *module.buffers()):
-                if tensor.is_floating_point():
-                    tensor.data.copy_(torch.rand(tensor.shape, generator=draws) + 0.5)
-    return model
+        entries = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        for tensor in (tensor for tensor in entries if tensor.is_floating_point()):
+            new = torch.rand(tensor.shape, generator=draws).to(tensor) + 0.5
+            tensor.copy_(new if isinstance(module, _NORMS) else tensor * new + 0.01 * new)
 
 
 def _agrees(model: nn.Module, twin: FoldedModel, x: Tensor) -> bool:
     """Compare outputs on batches of two sizes."""
     twin.refresh()
-    with torch.inference_mode():
+    with torch.no_grad():
         for some in (x, x[:1]):
             expected, found = model(some), twin(some)
             scale = expected.abs().amax().clamp(min=1)

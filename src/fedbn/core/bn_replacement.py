@@ -26,8 +26,8 @@ def with_groupnorm(model: nn.Module) -> nn.Module:
     """
     made: dict[nn.Module, nn.Module] = {}  # one layer in two places is one layer afterwards
     for module in list(model.modules()):
-        for name, child in module.named_children():
-            if is_batchnorm(child):
+        for name, child in list(module._modules.items()):  # of `named_children` repeats are missing
+            if child is not None and is_batchnorm(child):
                 setattr(module, name, made.setdefault(child, _groupnorm(child)))
     if not made:
         if is_batchnorm(model):

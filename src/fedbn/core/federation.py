@@ -11,6 +11,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from fedbn.errors import DataError
+
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -374,6 +376,8 @@ def concatenated(parts: Sequence[AnySplit]) -> AnySplit:
     """Put samples behind each other; groups stay apart, and there are none unless all have some."""
     if len(parts) == 1:
         return parts[0]
+    if len({id(part.augment) for part in parts}) > 1:
+        raise DataError("clients augment their pictures differently: they cannot be pooled")
     known = [part.groups for part in parts if part.groups is not None]
     renumbered, begin = [], 0
     for groups in known:

@@ -225,6 +225,10 @@ class Method:
         if not entries:
             return
         self.share.check(entries)
+        if self.share.local_names and not self._picked(entries, shared=True):
+            raise ModelError(f"{self.name} keeps all of this model local: choose 'singleset'")
+        if self.share.shared_names and not self._picked(entries, shared=False):
+            raise ModelError(f"{self.name} shares all of this model: choose 'fedavg'")
         if allow_no_batchnorm or not (self.share.local_kinds or self.share.local_names):
             return
         if not self._picked(entries, shared=False):

@@ -75,7 +75,7 @@ def evaluate_part(
     kept, targets = [], []
     begins = range(part.start, part.stop, batch_size)
     order = [slice(begin, min(begin + batch_size, part.stop)) for begin in begins]
-    with torch.inference_mode():
+    with torch.no_grad():  # a forward may differentiate, which inference mode does not allow
         for x, y in data.stream(order):
             outputs = model(x)
             total += lost(outputs, y) * len(y)
@@ -153,7 +153,7 @@ def score_pieces(
 ) -> Scored:
     """Score some pieces of a client.
 
-    An error there concerns this client's numbers only, and becomes a refusal.
+    An error there, unless of data, concerns this client's numbers only: it becomes a refusal.
     """
     found = []
     try:
@@ -165,6 +165,8 @@ def score_pieces(
                     data, loss = piece.data, plan.loss(client)
                     found.append(evaluate_part(model, data, piece.part, plan.task, loss))
         return found
+    except DataError:  # bad data stops a run, whoever's it is
+        raise
     except Exception as error:
         return failure(client, "cannot be scored: ", error)
 
@@ -179,9 +181,12 @@ def put_together(
             return one
         every += one
     records, left = [], iter(every)
-    for name, domain, data in splits_of(client, plan.score_train):
-        score = scored(plan.task, data, [next(left) for _ in parts(data)])
-        records += score.records(plan, round, client, name, domain)
+    try:
+        for name, domain, data in splits_of(client, plan.score_train):
+            score = scored(plan.task, data, [next(left) for _ in parts(data)])
+            records += score.records(plan, round, client, name, domain)
+    except Exception as error:  # of a metric: this client's numbers only
+        return failure(client, "cannot be scored: ", error)
     return records
 
 

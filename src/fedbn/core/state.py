@@ -204,7 +204,10 @@ def _check_tensor(name: str, value: object) -> None:
         raise ModelError(
             f"entry {name} is not initialised yet: run one batch through the lazy model first"
         )
-    if value.is_complex() or value.is_quantized or value.is_sparse:
+    strange = value.dtype in (torch.uint16, torch.uint32, torch.uint64)
+    strange |= value.is_floating_point() and value.dtype.itemsize == 1
+    if strange or value.is_complex() or value.is_quantized or value.is_sparse:
         raise ModelError(
-            f"entry {name} is {value.dtype}, {value.layout}: legal are dense real tensors"
+            f"entry {name} is {value.dtype}, {value.layout}: legal are dense tensors of real "
+            "numbers in 16 bits or more, or of whole ones that have a sign or 8 bits"
         )

@@ -107,7 +107,7 @@ FITTING = {
 
 
 def majority(outputs: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Let the samples of each group vote for its class: the votes, and its true class.
+    """Let the samples of each group vote for its class: shares of votes, and its true class.
 
     Of classes with equally many votes the first is taken. All samples of a group must have one
     label.
@@ -122,7 +122,8 @@ def majority(outputs: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, T
     classes = outputs.shape[1]
     votes = torch.bincount(place * classes + outputs.argmax(dim=1), minlength=len(names) * classes)
     truth = torch.zeros_like(names).scatter_(0, place, labels.to(outputs.device))
-    return votes.view(len(names), classes), truth
+    shares = votes.view(len(names), classes).double()
+    return shares / shares.sum(dim=1, keepdim=True), truth
 
 
 def softmax(outputs: Tensor) -> Tensor:

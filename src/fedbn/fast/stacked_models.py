@@ -35,11 +35,15 @@ def unstackable(model: nn.Module) -> str | None:
     parts = (*model.modules(), *model.parameters())
     if any(getattr(part, name, None) for part in parts for name in _HOOKS):
         return "a module or a parameter has a hook"
+    layers = 0  # that give tensors of their own
     for name, layer in _layers(model):
         if type(layer) not in _KNOWN:
             return f"{name} is a {type(layer).__name__}"
         if isinstance(layer, nn.BatchNorm1d) and layer.running_mean is None:
             return f"{name} has no running statistics"
+        if getattr(layer, "inplace", False) and not layers:
+            return f"{name} writes into its input"
+        layers += isinstance(layer, nn.Linear | nn.BatchNorm1d)
         frozen = [p for p in layer.parameters() if not p.requires_grad]
         if frozen or (isinstance(layer, nn.Flatten) and layer.start_dim != 1):
             return f"{name} is frozen or flattens another dimension"

@@ -83,7 +83,7 @@ def unbatchable(plan: Plan) -> str | None:
 
 def unknown_rules(plan: Plan) -> str | None:
     """Name the rules that stacks cannot follow."""
-    others = [rule.label for rule in plan.method.rules if not isinstance(rule, Proximal)]
+    others = [rule.label for rule in plan.method.rules if type(rule) is not Proximal]
     return f"stacks do not know {', '.join(others)}" if others else None
 
 

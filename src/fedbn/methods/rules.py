@@ -197,9 +197,17 @@ class FixedStatistics(Rule):
     word = "fixbn"
     depends_on_rounds = True
 
+    def declare(self, model: ModelParts) -> tuple[Memory, ...]:
+        """Nothing is remembered, but there must be something to fix."""
+        if not any(e.kind is Kind.BN_STATISTIC for e in model.shared + model.local):
+            raise ConfigError(f"{self.label}: the model has no BatchNorm statistics to fix")
+        return ()
+
     def round(self, client: ClientRound, train: LocalTraining) -> Trained:
-        """Train all, or all but the statistics."""
-        if client.round <= self.share * client.rounds + 1e-9:
+        """Train all, or all but the statistics once a client has some of its own."""
+        own = [client.tensors[e.name] for e in client.parts.local if e.kind is Kind.BN_STATISTIC]
+        new = any(not (count.is_floating_point() or count.any()) for count in own)
+        if new or client.round <= self.share * client.rounds + 1e-9:
             return train()
         every = client.parts.shared + client.parts.local
         return train(only=[e.name for e in every if e.kind is not Kind.BN_STATISTIC])

@@ -35,6 +35,8 @@ _HALF = 0.5
 
 def _indicators(said: Array, true: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """What is predicted and what is true, (n, classes), of classes or of labels."""
+    if true.dtype.kind == "f" or true.ndim > 2:
+        raise ValueError("it is of classes or labels")
     if true.ndim == 2:
         return said > _HALF, true.astype(bool)
     hot = np.eye(said.shape[1], dtype=bool)
@@ -94,10 +96,10 @@ def _calibration_error(said: Array, true: Array, weights: Floats) -> Floats:
 
 def _r2(said: Array, true: Array, weights: Floats) -> Floats:
     """The mean over targets; one that does not vary has none."""
-    y, total = true.astype(np.float64), weights.sum(axis=1, keepdims=True)
+    y = true.astype(np.float64)
     error = weights @ np.square(said.astype(np.float64) - y)
     spread = np.stack([(w[:, None] * np.square(y - w @ y / w.sum())).sum(axis=0) for w in weights])
-    varies = spread > 1e-12 * total
+    varies = spread > 1e-20 * (weights @ np.square(y))  # more than rounding, in any unit
     return _mean(1 - error / np.where(varies, spread, 1.0), varies)
 
 
@@ -112,6 +114,8 @@ def _rmse(said: Array, true: Array, weights: Floats) -> Floats:
 
 def _places(said: Array, true: Array, weights: Floats) -> Counts:
     """Weights of each foreground class's places: right, true and predicted."""
+    if said.dtype.kind == "f":
+        raise ValueError("it is of masks")
     classes = range(1, int(max(said.max(initial=1), true.max(initial=1))) + 1)
     flat = [part.reshape(len(part), -1) for part in (said, true)]
     masks = [[part == label for label in classes] for part in flat]

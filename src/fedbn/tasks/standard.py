@@ -58,6 +58,7 @@ def _weighted(
     """Weigh classes in a task's loss: by the numbers given, or by each client's own counts."""
     if asked is None:
         return task
+    labels = task.targets is Targets.LABELS
 
     def loss_for(targets: Tensor, classes: int) -> Loss:
         if asked == "balanced":
@@ -69,15 +70,20 @@ def _weighted(
             )
         if not torch.isfinite(weights).all() or weights.min() < 0 or weights.max() == 0:
             raise ConfigError(f"task.class_weights = {asked}: legal are finite numbers >= 0")
-        return partial(loss, weights=weights)
+        return partial(loss, weights=weights if labels else _relative(weights, targets))
 
     return replace(task, loss_for=loss_for)
 
 
 def weighted_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-    """Cross entropy in which each sample, or place, counts as much as its class weighs."""
-    weight = None if weights is None else weights.to(outputs)
-    return functional.cross_entropy(outputs, targets, weight=weight)
+    """Cross entropy in which each sample, or place, counts as much as its class weighs.
+
+    Weights are relative to a client's mean, so that batches of any classes add up to its loss.
+    """
+    if weights is None:
+        return functional.cross_entropy(outputs, targets)
+    given = weights.to(outputs)
+    return functional.cross_entropy(outputs, targets, given, reduction="none").mean()
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -126,9 +132,17 @@ def balanced(targets: Tensor, classes: int) -> Tensor:
 
 
 def balanced_labels(targets: Tensor, classes: int) -> Tensor:
-    """Weigh a label that is there as often as it is not; one that nobody here has, by 1."""
+    """Weigh a label that is there as often as it is not; one that nobody or all here have, by 1."""
     there = targets.double().sum(dim=0)
-    return torch.where(there > 0, (len(targets) - there) / there.clamp(min=1), 1.0)
+    both = (there > 0) & (there < len(targets))
+    return torch.where(both, (len(targets) - there) / there.clamp(min=1), 1.0)
+
+
+def _relative(weights: Tensor, targets: Tensor) -> Tensor:
+    """Weights of which a client's samples, or places, have 1 in the mean, unless they have none."""
+    counts = targets.flatten().long().bincount(minlength=len(weights)).double()
+    mean = (weights * counts).sum() / counts.sum()
+    return weights / mean if mean > 0 else weights
 
 
 LOSSES: dict[str, Loss] = {

@@ -68,7 +68,7 @@ def outputs_of(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> Iter
         raise ConfigError(f"chunk = {chunk}: legal are whole numbers from 1")
     data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
     model.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         parts = [slice(begin, begin + chunk) for begin in range(0, len(x), chunk)]
         for batch, _ in data.stream(parts):
             yield forward(model, batch)
