@@ -164,8 +164,6 @@ def fit(
     jobs = [Job(_method(m, mu), setting, s) for s, m in itertools.product(drawn, chosen)]
     for job in jobs[: len(chosen)]:
         planner.plan(job).check_metrics()
-    if len(jobs) > 1:
-        planner.settle()  # one engine for all, as in a run of the command
     if isinstance(model, nn.Module):
         planner.warnings.append(_AS_OBJECT)
     hear = partial(_pass_on, notes, callback or (lambda done: None))

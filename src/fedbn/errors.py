@@ -81,6 +81,10 @@ class NotApproved(FedbnError):  # noqa: N818
     exit_code = 7
 
 
+class StopNow(KeyboardInterrupt):
+    """A person asked twice: no code of a user's may hold it up."""
+
+
 class Interrupted(FedbnError):  # noqa: N818
     """The run was asked to stop and did so with its state saved."""
 

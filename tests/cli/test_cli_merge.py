@@ -73,6 +73,9 @@ def test_records_alone_are_merged_compared_and_shown(home: Path, tmp_path: Path)
     (bare[0] / "environment.json").write_text(json.dumps(old))
     out = tmp_path / "all"
     answer = call("merge", *bare, "--out", out)
+    told = [call("report", run, "--out", tmp_path / "page.html").err for run in (bare[1], out)]
+    assert ("not finished" in told[0], "no models to use" in told[0]) == (False, True)
+    assert "3 of 4 jobs are done; fedbn, seed 1" in told[1]
     assert answer.code == 0, answer.err
     assert "in none of them: fedbn seed 1" in answer.err
     kept = [
@@ -213,9 +216,27 @@ def test_an_unfinished_job_and_a_folder_that_is_its_own_output(home: Path, tmp_p
     (half / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answer = call("merge", home / "fedavg-1", half, "--out", tmp_path / "all")
     assert "not finished: fedbn seed 1, round 2 of 3" in answer.line
+    compared = " ".join(call("compare", home / "fedbn-1", half).out.split())
+    assert "not finished, and is compared as it is: fedbn seed 1, round 2 of 3" in compared
     assert "is one of the runs" in call("merge", half, home / "whole", "--out", half).line
     assert "not empty" in call("merge", home / "whole", "--out", home / "fedbn-0").line
     assert "no run here" in call("merge", tmp_path, home / "whole", "--out", tmp_path / "x").line
+
+
+def test_many_clients_methods_are_merged_and_added_whichever_can_be_stacked(tmp_path: Path) -> None:
+    write_sites(tmp_path / "sites", [f"c{i:02d}" for i in range(11)])
+    names = ("fedbn", "centralized", "fedbn+scaffold")
+    runs = [ran(tmp_path, name, "--method", name, rounds=1) for name in names]
+    answer = call("merge", *runs, "--out", tmp_path / "all")
+    assert answer.code == 0, answer.err
+    for name in names[1:]:
+        assert call("resume", runs[0], "--add-method", name, "--workers", 1).code == 0
+    assert bits(runs[0]) == bits(tmp_path / "all")
+
+
+def test_a_run_that_sweeps_over_its_length_does_not_grow(home: Path) -> None:
+    run = ran(home, "lengths", "--method", "fedbn", "--set", "sweep.training.rounds=[1, 2]")
+    assert "sweeps over its length" in call("resume", run, "--rounds", 6).line
 
 
 def test_a_grown_run_has_the_bits_of_a_straight_one(home: Path, tmp_path: Path) -> None:
@@ -274,8 +295,12 @@ def test_seeds_and_methods_are_added(home: Path, tmp_path: Path) -> None:
     answer = call("resume", run, "--add-seed", 1, "--add-method", "fedbn", "--workers", 1)
     assert answer.code == 0, answer.err
     assert bits(run) == bits(home / "whole")
-    assert "the run has it already" in call("resume", run, "--add-seed", 1).line
-    assert "the run has 3; legal are more" in call("resume", run, "--rounds", 3).line
+    again = call(
+        "resume", run, "--add-seed", 1, "--rounds", 3
+    )  # as a batch job put into line again
+    assert (again.code, "finished already" in again.err) == (0, True)
+    assert bits(run) == bits(home / "whole")
+    assert "the run has 3; legal are no fewer" in call("resume", run, "--rounds", 2).line
     before = (run / "config.toml").read_bytes()
     assert call("resume", run, "--add-method", "fedbm").code == 3
     assert (run / "config.toml").read_bytes() == before

@@ -122,6 +122,14 @@ def test_a_round_without_scores_keeps_the_last_ones() -> None:
     assert text.splitlines()[3].split() == ["a", "··········", "0.0"]
 
 
+def test_what_patience_left_out_is_not_waited_for() -> None:
+    over = Event("done", JOB, 3, 3)  # of 300
+    picture = heard(
+        Event("begin", JOB, 0, 300), *(Event("round", JOB, n, 300) for n in (1, 2, 3)), over
+    )
+    assert "100 %" in screen(picture)
+
+
 def test_pooled_data_is_shown_by_domain() -> None:
     numbers = [record(0.5, "all", domain=d) for d in ("x", "y")]
     picture = heard(Event("begin", JOB, 0, 4), Event("round", JOB, 1, 4, records=numbers))

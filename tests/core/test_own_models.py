@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,8 @@ from fedbn.core.bn_folding import fold
 from fedbn.core.bn_replacement import with_groupnorm
 from fedbn.core.method import Proximal
 from fedbn.core.state import is_batchnorm
-from fedbn.errors import DataError, ModelError
+from fedbn.core.user_code import contained
+from fedbn.errors import DataError, ModelError, StopNow
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
@@ -221,3 +223,17 @@ def test_a_bad_sample_that_is_only_tested_ends_the_run_too() -> None:
     data = {"a": (Spoilt(30), Spoilt(200, bad=101)), "b": (Spoilt(30), Spoilt(20))}
     with pytest.raises(DataError, match="client a, test, sample 101"):
         fitted(data, rounds=1)
+
+
+def test_a_second_ctrl_c_is_not_held_by_a_user_s_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run, where Python's own handler is not the one that hears it."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    with pytest.raises(StopNow), contained():
+        raise StopNow
+    with pytest.raises(RuntimeError, match="end of the process"), contained():
+        raise KeyboardInterrupt
+
+
+def test_a_client_s_name_is_no_column_of_tables() -> None:
+    with pytest.raises(DataError, match='other than "all" and "mean"'):
+        fitted({"a": arrays(), "mean": arrays(seed=1)}, rounds=1)

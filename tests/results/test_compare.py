@@ -37,6 +37,14 @@ def test_every_client_is_judged_and_the_mean() -> None:
     assert (pair.axis, pair.repetitions) == ("seed", ("0", "1", "2"))
 
 
+def test_pairs_of_other_numbers_of_seeds_are_told_apart() -> None:
+    runs = {"fedavg": [0.5, 0.6, 0.4, 0.5], "silobn": [0.5, 0.6], "fedbn": [0.6, 0.7, 0.6, 0.7]}
+    records = [one for name, own in runs.items() for one in side("A", name, a=own).records]
+    both = Side("A", records)
+    said = explanation(compare(both, both))
+    assert said.startswith("n differs (fedavg → silobn 2, fedavg → fedbn 4, silobn → fedbn 2);")
+
+
 def test_every_interval_holds_for_all_lines_at_once() -> None:
     gaps = [0.01, 0.02, 0.03, 0.04]
     base = [0.5, 0.5, 0.5, 0.5]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedbn.results.aggregate import Report, ScoreTable, Summary, summarize as summarized
+from fedbn.results.result_table import grid_of
 from scores import record
 
 
@@ -90,3 +91,16 @@ def test_only_test_accuracy_is_summarised() -> None:
 
 def test_nothing_to_summarise() -> None:
     assert summarize([]).rows == ()
+
+
+def test_methods_that_tie_but_for_rounding_are_both_best() -> None:
+    """Ten of twelve, as the mean of two seeds and as it is."""
+    found = summarize(
+        [
+            record(value, "a", method=method, seed=seed)
+            for method, own in (("fedavg", (0.75, 11 / 12)), ("fedbn", (10 / 12, 10 / 12)))
+            for seed, value in enumerate(own)
+        ]
+    )
+    rows = grid_of(found).cells
+    assert [row[0].best for row in rows] == [True, True]

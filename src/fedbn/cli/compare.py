@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,11 +13,10 @@ import typer
 from fedbn.cli import console
 from fedbn.cli.console import emit, print_table, print_text
 from fedbn.errors import ConfigError
-from fedbn.experiments.configuration import held_experiment
+from fedbn.experiments.merging import Part
 from fedbn.results import comparison
 from fedbn.results.comparison import Comparison, Side, score_rows, score_titles
 from fedbn.results.result_table import Grid, Shown, written
-from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.text import shown
 
@@ -52,12 +52,16 @@ def compare(
     names = _split(methods or "")
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs: legal are two, or one")
-    sides = []
-    for folder in map(RunFolder, runs):
-        held_experiment(folder)  # says what is wrong with it
-        about = folder.read_request(), folder.read_environment()
-        sides.append(Side(str(folder.path), metrics.read(folder.metrics), *about))
+    sides, said = [], []
+    for part in map(Part.read, map(RunFolder, runs)):
+        place, records = str(part.folder.path), [row for rows in part.jobs.values() for row in rows]
+        sides.append(Side(place, records, part.folder.read_request(), part.environment))
+        if part.unfinished:
+            said.append(
+                f"{place} is not finished, and is compared as it is: {'; '.join(part.unfinished)}"
+            )
     found = comparison.compare(sides[0], sides[-1], names)
+    found = replace(found, remarks=(*said, *found.remarks))
     if form == "text":
         _print(comparison.with_ends_only(found))
     else:

@@ -78,7 +78,8 @@ class Picture:
                 self._score(event)
             elif event.kind == "done":
                 self._finished += 1
-                self._running.pop(event.job, None)
+                last = self._running.pop(event.job, event)
+                self._rounds -= last.rounds - event.rounds  # that patience left out
 
     def _score(self, event: Event) -> None:
         self._metric = event.judged_by

@@ -15,7 +15,7 @@ from os import _exit
 from types import FrameType
 
 from fedbn.cli.console import say
-from fedbn.errors import Interrupted
+from fedbn.errors import Interrupted, StopNow
 from fedbn.experiments.jobs import Event, Key
 from fedbn.results.aggregate import LOSS_SEEN, of_round, scores_of_round
 
@@ -181,7 +181,7 @@ class Stopper:
             _write("fedbn: stopping after this round (once more to stop at once) ...\n")
         elif self._signals == 2 and self._saves:
             _write("fedbn: saving the last finished round (once more to leave it) ...\n")
-            raise KeyboardInterrupt
+            raise StopNow
         else:
             _leave()
 

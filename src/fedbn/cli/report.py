@@ -81,7 +81,8 @@ def _made(
     if form in ("latex", "csv"):  # of many clients how they spread; as CSV all of them
         some = [run.summary if form == "csv" else condensed(run.summary) for run in found]
         tables = [written(readable(one, sys.maxsize, named=True), form) for one in some]
-        return "\n".join(tables).encode(), []
+        notes = [f"{run.path}: {note}" for run in found for note in run.notes]
+        return "\n".join(tables).encode(), [*notes, *(text for one in some for text in one.remarks)]
     text = (html if form == "html" else markdown)(page(found), __version__)
     return text.encode(), [line for run in found for line in _said(run)]
 

@@ -110,11 +110,11 @@ def check_name(name: str, where: str) -> None:
 
 
 def _name(name: str) -> Iterator[str]:
-    bad = not name.strip() or name in (".", "..", "all") or set(name) & set('/\\:*?"<>|')
+    bad = not name.strip() or name in (".", "..", "all", "mean") or set(name) & set('/\\:*?"<>|')
     if bad or not name.isprintable() or len(name.encode()) > _MAX_NAME:
         yield (
             f"client name {name!r}: legal are 1 to {_MAX_NAME} printable bytes "
-            'without / \\ : * ? " < > |, other than "all" (the name of pooled data)'
+            'without / \\ : * ? " < > |, other than "all" and "mean", which tables use'
         )
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedbn.core.federation import AnySplit, Client
 from fedbn.core.randomness import drawn
 from fedbn.core.state import unwrap
+from fedbn.errors import StopNow
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def contained() -> Iterator[None]:
         # Ctrl-C raises in the main thread alone, and where nobody else hears it.
         main = threading.current_thread() is threading.main_thread()
         ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if isinstance(error, KeyboardInterrupt) and ours:
+        if isinstance(error, StopNow) or (isinstance(error, KeyboardInterrupt) and ours):
             raise
         raise RuntimeError(f"it asks for the end of the process: {error!r}") from error
 

@@ -19,15 +19,22 @@ from fedbn.core.schedule import rates
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import Raw, checked, held_by, held_experiment, placed
 from fedbn.experiments.environment import EVERY, changed_keys, facts_for
-from fedbn.experiments.jobs import Job, Key, jobs, named_jobs, settings
+from fedbn.experiments.jobs import Job, Key, axes, jobs, named_jobs, settings
 from fedbn.experiments.planner import data_marks, scores_all
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics
-from fedbn.runs.folder import RECORDS_ALONE, STOPPED, RunFolder, explained, write_atomically
+from fedbn.runs.folder import (
+    RECORDS_ALONE,
+    STOPPED,
+    RunFolder,
+    explained,
+    without_checkpoints,
+    write_atomically,
+)
 from fedbn.text import counted, flat
 
 _FREE = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
-_APART = {"methods", "seeds", "sweep", "workers", "quick", "reproduce", "checkpoint"}
+_APART = {"methods", "seeds", "sweep", "workers", "engine", "quick", "reproduce", "checkpoint"}
 UNSCORED = ("training_loss", "refused")
 """What a round says by itself; where sites score, the rest follows with the next answers."""
 Rows = list[dict[str, Any]]
@@ -39,9 +46,7 @@ def grown(
     """The configuration of a run with what can be added to it; nothing is written."""
     raw, before = folder.read_request(), held_experiment(folder)
     for name, there, added in (("seed", before.seeds, seeds), ("method", before.methods, methods)):
-        if known := [one for one in added if one in there]:
-            raise ConfigError(f"--add-{name} {known[0]}: the run has it already")
-        raw = placed(raw, f"{name}s", [*there, *added])
+        raw = placed(raw, f"{name}s", [*there, *(one for one in added if one not in there)])
     if rounds is not None:
         _check_rounds(folder, before, rounds)
         raw = placed(raw, "training.rounds", rounds)
@@ -49,12 +54,16 @@ def grown(
 
 
 def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> None:
+    if {"training.rounds", "training.epochs"} & axes(experiment).keys():
+        raise ConfigError("--rounds: the run sweeps over its length: start a new one")
     for job in jobs(experiment):
         training, place = job.setting.experiment.training, folder.job(*job.key)
         had = training.total_rounds
-        if rounds <= had:
-            raise ConfigError(f"--rounds {rounds}: the run has {had}; legal are more than that")
-        if (place / RECORDS_ALONE).is_file():
+        if rounds < had:
+            raise ConfigError(f"--rounds {rounds}: the run has {had}; legal are no fewer")
+        if rounds == had:  # as after a kill while it grew
+            continue
+        if without_checkpoints(place):
             raise ConfigError(f"--rounds: {_named(job.key)} has no checkpoint to go on from")
         bound = [rule.label for rule in job.method.rules if rule.depends_on_rounds]
         if (schedule := training.schedule) is not None:

@@ -43,8 +43,6 @@ class Planner:
         task: TaskChoice | None = None,
     ):
         self.warnings: list[str] = []
-        self.settled: EngineName | None = None
-        self._engines: set[EngineName] = set()
         self._newest: tuple[Job, Plan] | None = None  # not more: each plan holds a model
         self._data: dict[str, Federation] = {}
         self._given = federation
@@ -59,9 +57,7 @@ class Planner:
             self._newest = (job, self._planned(job))
         plan = self._newest[1]
         asked = job.setting.experiment.engine
-        engine = _engine(self.settled or asked, plan)
-        if not job.method.pooled:  # one client: nothing to stack
-            self._engines.add(engine)
+        engine = _engine(asked, plan)
         if asked == "auto" and _worth_stacking(plan) and (why := unknown_rules(plan)):
             said = f"clients train one by one: {why}"
             if unbatchable(plan) == why and said not in self.warnings:
@@ -92,13 +88,6 @@ class Planner:
             named.append(f"{count:,} clients: those that take part are scored, all at the end")
         self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
         return plan
-
-    def settle(self) -> None:
-        """Let one engine serve all jobs of a run: stacks, where every plan so far takes them.
-
-        The choice goes into the run's configuration, so that a resumed run keeps it.
-        """
-        self.settled = "batched" if self._engines == {"batched"} else "plain"
 
     def federation(self, section: DataSection) -> Federation:
         """Load data, once for equal sections."""

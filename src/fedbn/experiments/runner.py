@@ -372,7 +372,6 @@ def prepare(experiment: Experiment, planner: Planner) -> list[Job]:
         if job.key[:2] not in seen:
             seen.add(job.key[:2])
             planner.plan(job).check_metrics()
-    planner.settle()
     return found
 
 
@@ -396,8 +395,6 @@ def start(
     of this one.
     """
     config = resolved(experiment, planner.federation(todo[0].setting.experiment.data))
-    if planner.settled:
-        config["engine"] = planner.settled
     config["training"]["device"] = device_of(experiment.training)  # what `auto` is here
     begun = environment_of(config, todo, folder.directory(), **embedded_facts(todo, planner))
     notes = same_run(folder, begun, grows=grows)
@@ -431,7 +428,8 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
     data = run.share(left) if beside > 1 else None
     beside = affordable(beside)
     ahead = [Ahead(j.key, lengths[j.key] - done[j.key], costs[j.key]) for j in left]
-    so_far, whole_length = sum(done.values()), sum(lengths.values())
+    so_far = sum(done.values())
+    whole_length = sum(done[key] if key in over else n for key, n in lengths.items())
     run.listener(Event("begin", todo[0].key, so_far, whole_length, ahead=ahead, beside=beside))
     for key, writer in writers.items():
         writer.trim(done[key], key in over)

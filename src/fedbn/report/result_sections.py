@@ -9,7 +9,7 @@ from fedbn.core.metric import PERCENT
 from fedbn.report.charts import gain_bars, histogram, legend, looks, loss_axis, panel, score_axis
 from fedbn.report.contents import MOST_LABELS, RunContents, gain_said
 from fedbn.report.document import Beside, Figures, Part, Section, Text, Tile, Tiles, table
-from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
+from fedbn.results.aggregate import EQUAL, LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
 from fedbn.results.comparison import changes
 from fedbn.results.result_table import Grid, Shown, condensed, grid_of, readable
 from fedbn.text import bytes_said, counted, spread
@@ -30,7 +30,7 @@ def glance(run: RunContents) -> list[Part]:
         tiles.append(Tile(value, f"test {run.metric.words} of {best.key.label}", detail))
     fight = run.duel
     if fight and fight.mean:
-        better = sum(gain.mean > 0 for gain in fight.gains)
+        better = sum(gain.mean > EQUAL for gain in fight.gains)
         detail = f"better for {better:,} of {counted(len(fight.gains), 'client')}"
         gain = f"{gain_said(fight.mean.mean, run.metric)} {run.metric.points}"
         tiles.append(Tile(gain, f"{fight.new} over {fight.old}", detail))
@@ -225,8 +225,8 @@ def _means(runs: Sequence[tuple[str, RunContents]], labels: Sequence[str]) -> Pa
         for label in labels:
             cell = found.get(label)
             known = [m[label].mean for m in means if m.get(label)]  # type: ignore[union-attr]
-            best = cell is not None and cell.mean == metric.best(known) and len(runs) > 1
-            cells.append(Shown("–" if cell is None else str(cell), best))
+            best = len(runs) > 1 and cell and abs(cell.mean - metric.best(known)) < EQUAL
+            cells.append(Shown("–" if cell is None else str(cell), bool(best)))
         rows.append(cells)
     return table(f"Mean test {metric.title}", ["run", "seeds", "rounds", *labels], rows)
 

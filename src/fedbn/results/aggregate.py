@@ -30,6 +30,7 @@ class Measure(NamedTuple):
 
 LOSS = Measure("train", "loss")
 LOSS_SEEN = Measure("train", "training_loss")
+EQUAL = 1e-9  # per cent; what rounding may leave of no difference
 
 
 class Key(NamedTuple):

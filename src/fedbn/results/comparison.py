@@ -376,6 +376,9 @@ def explanation(found: Comparison) -> str:
     axis, names = found.pairs[0].axis, found.pairs[0].repetitions
     count, (clients, means) = min(len(pair.repetitions) for pair in found.pairs), found.family
     parts = [f"n = {counted(len(names), axis)} ({', '.join(names)}); paired t-tests"]
+    if len({pair.repetitions for pair in found.pairs}) > 1:
+        each = (f"{pair.a} → {pair.b} {len(pair.repetitions)}" for pair in found.pairs)
+        parts = [f"n differs ({', '.join(each)}); paired t-tests"]
     if axis == "split":
         parts[0] += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
     held = f"all {counted(clients, 'line')} of clients at once, and apart from these for"

@@ -15,13 +15,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedbn.results.aggregate import Cell
+from fedbn.results.aggregate import EQUAL, Cell
 
 FEWEST = 3  # with two repetitions a t interval is twelve standard errors wide
 FEWEST_RANKS = 6  # below, no outcome of a Wilcoxon test can reach 5 %
 LEVEL = 0.05
 POWER = 0.8
-_EQUAL = 1e-9  # per cent; what rounding may leave of no difference
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,12 @@ def paired(gaps: Sequence[float], family: int = 1, overlap: float = 0.0) -> Pair
         (5.33, 'better', 'not shown')
     """
     count, mean = len(gaps), statistics.fmean(gaps)
-    if all(abs(gap) < _EQUAL for gap in gaps):
+    if all(abs(gap) < EQUAL for gap in gaps):
         return Paired(count, 0.0, 0.0, p=1.0, same=True)
     if count == 1:
         return Paired(count, mean)
     std = statistics.stdev(gaps)
-    if std < _EQUAL:
+    if std < EQUAL:
         # Scores come in steps of one test sample, so equal gaps are luck and not precision: a sign
         # test asks for no spread.
         return Paired(count, mean, 0.0, p=min(1.0, 2.0 * 0.5**count * family))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedbn.results import display_name
-from fedbn.results.aggregate import MEAN, Cell, Row, Summary
+from fedbn.results.aggregate import EQUAL, MEAN, Cell, Row, Summary
 from fedbn.text import csv_text, short, shown, table
 
 MOST = 12
@@ -62,7 +62,7 @@ def grid_of(summary: Summary, named: bool = False) -> Grid:
 
     def cell(row: Row, name: str) -> Shown:
         found = row.cells.get(name)
-        return Shown(str(found), found.mean == best[name]) if found else Shown("–")
+        return Shown(str(found), abs(found.mean - best[name]) < EQUAL) if found else Shown("–")
 
     labels = [row.key.label for row in summary.rows]
     names = tuple(map(display_name, labels) if named else labels)

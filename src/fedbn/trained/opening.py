@@ -28,7 +28,7 @@ from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.sources import given_federation, named_files
 from fedbn.runs import checkpoints
-from fedbn.runs.folder import RunFolder
+from fedbn.runs.folder import RunFolder, without_checkpoints
 from fedbn.runs.metrics import read
 from fedbn.tasks.making import GivenMetric, TaskChoice
 from fedbn.trained import local_parts
@@ -57,8 +57,10 @@ def jobs_of(path: str | Path, *, trust: str | Iterable[str] = ()) -> list[JobInf
     folder = RunFolder(path)
     found = []
     for key, (_, setting) in named_jobs(held_experiment(folder)).items():
+        rounds = setting.experiment.training.total_rounds
         done = max((n for n, _ in checkpoints.rounds(folder.job(*key))), default=0)
-        rounds = done if folder.stopped(*key) else setting.experiment.training.total_rounds
+        done = rounds if _alone(folder, key) else done
+        rounds = done if folder.stopped(*key) else rounds
         found.append(JobInfo(*key, rounds_done=done, rounds=rounds))
     return found
 
@@ -216,9 +218,17 @@ def _without_data(job: Job) -> Job:
     return replace(job, setting=setting)
 
 
+def _alone(folder: RunFolder, key: Key) -> bool:
+    """Tell whether a job is finished and has its records alone, as all of a folder may."""
+    bare = folder.metrics.exists() and not (folder.path / "checkpoints").exists()
+    return bare or without_checkpoints(folder.job(*key))
+
+
 def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
     if (found := reached(job, folder, initial_state(plan))) is None:
         method, setting, seed = job.key
+        if _alone(folder, job.key):
+            raise ConfigError(f"{folder.path}: records without checkpoints: no models to use")
         raise ConfigError(
             f"{folder.path}: no round of {method}, setting {setting}, seed {seed} was finished; "
             f"`fedbn resume {folder.path}` goes on with the run"
