@@ -26,6 +26,7 @@ LARGEST = 400_000  # bytes of records a job
     ("item", "folders", "tables"),
     [
         ("digits-methods", "digits-*", ("", "-gain")),
+        ("digits-local-epochs", "sweep-local-epochs", ("", "-gain")),
         ("office", "office-*", ("", "-gain")),
         ("office-authors", "authors-office-*", ("",)),
     ],
