@@ -104,3 +104,22 @@ def test_labels_of_one_frame_that_an_empty_cell_made_floats_are_the_classes_of_t
     odd = whole.assign(dose=["?", *whole.dose[1:]])
     (said,) = federation_of({"a": odd, "b": whole}, label="outcome", drop=["patient"]).remarks
     assert said.startswith("data, client a, row 0, column 'dose': '?' is not a number")
+
+
+def test_a_patients_prediction_does_not_depend_on_the_rows_beside(caplog):
+    whole = frame().assign(hospital=["x", "y"] * (N // 2))
+    whole["dose"] = whole.dose.where(whole.index % 7 != 3)
+    asked = {"data__label": "outcome", "data__site": "hospital", "data__missing": "mean"}
+    run = fedbn.fit(whole, rounds=1, data__drop=["patient"], **asked)
+    caplog.clear()
+    patient = whole.head(1).assign(dose=np.nan)
+    alone = run.predict_proba(patient, "x")
+    for dose in (-90.0, 90.0):
+        both = pandas.concat([patient, patient.assign(dose=dose)])
+        assert np.allclose(run.predict_proba(both, "x")[0], alone[0], atol=1e-6)
+    assert not caplog.records
+    adapted = run.adapt(both, site="z")  # whose means nobody knows
+    assert len(adapted.predict(both, "z")) == 2
+    assert {record.message for record in caplog.records} == {
+        "x: 1 empty cells filled with the mean of these rows"
+    }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedbn.data.images import read_pictures
@@ -207,6 +209,30 @@ def test_empty_cells_become_the_mean_where_the_run_was_trained_so(
     found = read_samples(table(tmp_path, "age,colour\n4,red\n,red\n8,\n"), told)
     assert found.x.tolist() == [[4, 0, 1], [6, 0, 1], [8, 0, 0]]
     assert found.notes == ("2 empty cells filled with the mean of these rows",)
+
+
+def test_an_empty_cell_becomes_the_mean_of_the_clients_training_rows(tmp_path: Path):
+    """Where a training row was filled with the mean, the mean of all is still the same."""
+    home = tmp_path / "training"
+    home.mkdir()
+    for site, first in (("a", 2), ("b", 50)):
+        ages = [str(first + n) if n else "" for n in range(12)]
+        lines = "".join(f"{age},{n % 2},{'xy'[n % 2]}\n" for n, age in enumerate(ages))
+        (home / f"{site}.csv").write_text(f"age,ill,ward\n{lines}")
+    made = tables(str(home), label="ill", missing="mean")
+    inputs = json.loads(json.dumps(facts_of(made)))
+    for client, first in (("a", 2), ("b", 50)):
+        mean = made.clients[client == "b"].train.x[:, 0].mean()
+        assert first < mean < first + 12
+        for text in ("age,ward\n,x\n", "age,ward\n,x\n900,y\n"):
+            found = read_samples(table(tmp_path, text), inputs, client=client)
+            assert torch.allclose(found.x[0, 0], mean)
+            assert found.notes == ("1 empty cells filled with the mean of training rows",)
+    new = read_samples(table(tmp_path, "age,ward\n,x\n900,y\n"), inputs, client="c")
+    assert new.x[0, 0] == 900
+    assert new.notes == ("1 empty cells filled with the mean of these rows",)
+    with pytest.raises(DataError, match="column 'age' has no value in a row to take a mean of"):
+        read_samples(table(tmp_path, "age,ward\n,x\n"), inputs)
 
 
 def test_a_table_for_a_run_on_vectors(tmp_path: Path):

@@ -300,3 +300,15 @@ def test_the_card_says_what_it_is(run: Trained, tmp_path: Path) -> None:
     for title in ("Intended use", "Limits", "How it was checked", "How to load it without fedbn"):
         assert f"\n## {title}\n" in text
     assert "| rounds | 2 |" in text
+
+
+def test_the_means_that_fill_another_clients_gaps_are_not_told(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    age = [None if n % 9 == 4 else float(n) for n in range(60)]
+    whole = pandas.DataFrame({"age": age, "site": ["a", "b"] * 30, "ill": [0, 0, 1, 1] * 15})
+    asked = {"data__label": "ill", "data__site": "site", "data__missing": "mean"}
+    run = fedbn.fit(whole, rounds=1, **asked)
+    means = run.inputs["preparation"]["table"]["means"]
+    text = export(run, "a", out=tmp_path / "a.safetensors").card.read_text()
+    assert str(means["a"][0]) in text
+    assert str(means["b"][0]) not in text

@@ -144,19 +144,19 @@ def read_samples(
 ) -> Samples:
     """Read a site's samples, which must fit what the run remembers of its data (`inputs`).
 
-    Where the run normalised each client's samples by its own levels, `client` says whose these are.
+    Where the run normalised each client's samples by its own levels, or filled them by its own
+    means, `client` says whose these are.
     """
-    samples = _as_read(path, inputs, part)
+    samples = _as_read(path, inputs, part, client)
     if not (known := inputs.get("preparation", {}).get("levels")):
         return samples
-    same = len({str(each) for each in known.values()}) == 1
-    own = next(iter(known.values())) if same else known.get(client)
+    own = tables.own_of(known, client)
     said = () if own else ("normalised by their own mean and deviation, as those of a new site",)
     x = levelled(samples.x, own or levels_of(samples.x))
     return replace(samples, x=x, notes=(*samples.notes, *said))
 
 
-def _as_read(path: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
+def _as_read(path: Path, inputs: Mapping[str, Any], part: Part, client: str | None) -> Samples:
     place = _file_in(path) if path.is_dir() else path
     if place.is_dir() and "masks" in inputs.get("preparation", {}) and has_masks(place):
         return _masked(place, inputs, part)
@@ -167,7 +167,7 @@ def _as_read(path: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
     if place.suffix.lower() == ".npz":
         return _arrays(place, inputs, part)
     if place.suffix.lower() in TABLE_SUFFIXES:
-        return _rows(read_table(place), inputs)
+        return _rows(read_table(place), inputs, client)
     if is_picture(place):
         return _pictures(Found({place: place.name}), inputs)
     raise DataError(f"{shown(place)}: {place.suffix or 'no suffix'}; expected {LEGAL}")
@@ -210,13 +210,13 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
     return Samples(normalised(x, normalize), names, found.labels, notes, found.part, groups)
 
 
-def _rows(table: Table, inputs: Mapping[str, Any]) -> Samples:
+def _rows(table: Table, inputs: Mapping[str, Any], client: str | None) -> Samples:
     """Read a table's rows, which must be one site's."""
     sites = {cell for cell in tables.cells_of(table, inputs, "site") if not is_missing(cell)}
     if len(sites) > 1:
         names = f"column {tables.told_of(inputs)['site']!r}: {', '.join(sorted(sites)[:10])}"
         raise DataError(f"{table.where}: a table of sites ({names}); give the rows of one of them")
-    x, notes = tables.features(table, inputs)
+    x, notes = tables.features(table, inputs, client)
     y, rows = tables.table_labels(table, inputs), tuple(f"row {row}" for row in table.rows)
     groups = tables.row_groups(tables.cells_of(table, inputs, "group"))
     return Samples(torch.from_numpy(x), rows, y, notes, groups=groups)

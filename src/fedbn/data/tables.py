@@ -88,26 +88,24 @@ def check_complete(table: Table, columns: Sequence[Column]) -> None:
             )
 
 
+def means_of(features: NDArray[np.float32]) -> list[float]:
+    """The mean of each feature over the rows that have a value; NaN where none has."""
+    known = np.ma.masked_invalid(features).mean(axis=0, dtype=np.float64)
+    return [float(mean) for mean in np.ma.filled(known, math.nan)]
+
+
 def filled(
-    features: NDArray[np.float32],
-    training: NDArray[np.int64],
-    columns: Sequence[Column],
-    table: Table,
+    features: NDArray[np.float32], means: Sequence[float], columns: Sequence[Column], table: Table
 ) -> NDArray[np.float32]:
-    """Put the mean of the training rows where a number is missing."""
-    begin = 0
-    for column in columns:
-        values = features[:, begin]
-        gaps = np.isnan(values)
-        if gaps.any():
-            known = values[training][~gaps[training]]
-            if not len(known):
-                raise DataError(
-                    f"{table.where}: column {column.name!r} has no value in a training row, so "
-                    "no mean; name it in data.drop"
-                )
-            values[gaps] = known.mean(dtype=np.float64)
-        begin += column.width
+    """Put a feature's mean where a number is missing."""
+    rows, gaps = np.nonzero(np.isnan(features))
+    features[rows, gaps] = np.array(means)[gaps]
+    for gap in gaps[np.isnan(features[rows, gaps])][:1]:
+        name = [column.name for column in columns for _ in range(column.width)][gap]
+        raise DataError(
+            f"{table.where}: column {name!r} has no value in a row to take a mean of; fill it, or "
+            "name it in data.drop"
+        )
     return features
 
 
@@ -165,13 +163,19 @@ def is_number(cell: str) -> bool:
     return "_" not in cell
 
 
+def own_of(known: Mapping[str, Any], client: str | None) -> Any:
+    """What a run knows of a client; or what it knows of all alike, which holds for anybody."""
+    same = len({str(each) for each in known.values()}) == 1
+    return next(iter(known.values())) if same else known.get(client or "")
+
+
 def features(
-    table: Table, inputs: Mapping[str, Any]
+    table: Table, inputs: Mapping[str, Any], client: str | None = None
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Encode a table's rows, (n, features); and say what was filled in.
 
-    An empty cell is refused, or becomes the column's mean over these rows where the run was
-    trained with `data.missing = "mean"`.
+    An empty cell is refused; or, where the run was trained with `data.missing = "mean"`, it becomes
+    the mean of the client's training rows, of these rows where the run knows no such mean.
     """
     columns = _columns(table, inputs)
     gaps = sum(len(table.gaps(column.name)) for column in columns)
@@ -180,8 +184,11 @@ def features(
     for column in columns:
         _check_cells(table, column)
     encoded = np.concatenate([column.encode(table) for column in columns], axis=1)
-    whole = filled(encoded, np.arange(len(table)), columns, table)
-    return whole, ((f"{gaps} empty cells filled with the mean of these rows",) if gaps else ())
+    means = own_of(told_of(inputs).get("means", {}), client)
+    said = f"{gaps} empty cells filled with the mean of"
+    notes = (f"{said} training rows" if means else Warned(f"{said} these rows"),)
+    whole = filled(encoded, means or means_of(encoded), columns, table)
+    return whole, notes if gaps else ()
 
 
 _WORDS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}
@@ -303,7 +310,7 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     if options.missing == "error":
         for table in tables.values():
             check_complete(table, columns)
-    clients = []
+    clients, means = [], {}
     for site, table in tables.items():
         x = np.concatenate([column.encode(table) for column in columns], axis=1)
         y = table_targets(table, labels, numbers, classes)
@@ -311,7 +318,8 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         whole = Split(torch.from_numpy(x), y, groups=row_groups(same))
         draws = generator(options.split_seed, "test split", client=site)
         rest, held = divided(whole, options.test_share, draws)
-        whole = replace(whole, x=torch.from_numpy(filled(x, rest.numpy(), columns, table)))
+        means[site] = means_of(x[rest.numpy()])
+        whole = replace(whole, x=torch.from_numpy(filled(x, means[site], columns, table)))
         clients.append(Client(site, site, whole.take(rest), {site: whole.take(held)}))
     remarks: tuple[str, ...] = tuple(column.remark for column in columns if column.remark)
     remarks += table_files.repeated_ids(tables, options.id) if options.id else ()
@@ -319,6 +327,7 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         "columns": [[c.name, c.values] for c in columns],
         "label": label if isinstance(label, str) else labels,
         "missing": options.missing,
+        **({"means": means} if options.missing == "mean" else {}),
         "numbers": options.numbers,
         "site": options.site,
         "group": group,

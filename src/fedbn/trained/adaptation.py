@@ -137,7 +137,7 @@ def with_site(
 
 def split_of(trained: Trained, x: Any, y: Any = None, where: str = "x") -> Split:
     """Check samples, and labels where there are some, against the run."""
-    samples = samples_of(x, trained.inputs, where)
+    samples = samples_of(x, trained.inputs, where=where)
     if y is None:
         return Split(samples, blank_targets(trained.plan.federation.target, len(samples)))
     return Split(samples, trained.targets_of(y, len(samples)))

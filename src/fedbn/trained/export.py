@@ -277,6 +277,8 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
     section, prepared = config.get("model", {}), dict(inputs.get("preparation") or {})
     if "levels" in prepared:
         prepared["levels"] = {client: prepared["levels"].get(client)}  # and nobody else's
+    if "means" in (table := prepared.get("table", {})):
+        prepared["table"] = {**table, "means": {client: table["means"].get(client)}}
     return {
         "client": client,
         "format": format,

@@ -85,7 +85,8 @@ def labelled(trained: Trained, samples: Samples, path: Path) -> Split:
     told = told_of(trained.inputs) or trained.inputs.get("preparation", {})
     if (group := told.get("group")) is not None and samples.groups is None:
         raise DataError(f"{path}: not every row or file name has {group!r} (data.group)")
-    return Split(samples_of(samples.x, trained.inputs, str(path)), samples.y, groups=samples.groups)
+    x = samples_of(samples.x, trained.inputs, where=str(path))
+    return Split(x, samples.y, groups=samples.groups)
 
 
 def with_client(federation: Federation, client: Client) -> Federation:

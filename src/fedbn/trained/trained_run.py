@@ -7,6 +7,7 @@ input, safe to open in a spreadsheet.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbn.core.federation import AnySplit, Federation, Split, Targets
-from fedbn.core.findings import not_finite
+from fedbn.core.findings import Warned, not_finite
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
@@ -33,14 +34,19 @@ from fedbn.experiments.environment import facts_of
 from fedbn.text import csv_text
 from fedbn.trained.local_parts import Site
 
+_LOG = logging.getLogger("fedbn")
 _SCALED = 1.01
 _HALF = 0.5
 
 
-def samples_of(x: Any, inputs: Mapping[str, Any], where: str = "x") -> Tensor:
-    """Bring samples to a tensor (n, ...) of the run's shape, or refuse them."""
+def samples_of(
+    x: Any, inputs: Mapping[str, Any], client: str | None = None, where: str = "x"
+) -> Tensor:
+    """Bring samples, a client's if it is named, to a tensor (n, ...) of the run's shape."""
     if tables.is_frame(x) and tables.told_of(inputs):  # by the names of its columns
-        x = tables.features(tables.frame_table(x, where), inputs)[0]
+        x, notes = tables.features(tables.frame_table(x, where), inputs, client)
+        for note in (each for each in notes if isinstance(each, Warned)):
+            _LOG.warning(f"{where}: {note}")
     samples = tensor_of(x, where).detach().cpu()
     samples = samples if samples.dtype == torch.uint8 else samples.float()
     check_shape(samples, inputs, where)
@@ -173,7 +179,7 @@ class Trained:
             (n, targets); or the class of each place, (n, ...), as its place in `classes_`.
         """
         task = self.plan.task
-        said = predictions(task, self.model(client), samples_of(x, self.inputs), chunk)
+        said = predictions(task, self.model(client), samples_of(x, self.inputs, client), chunk)
         if task.targets is Targets.CLASS:
             said = self.classes_[said.argmax(axis=1)]
         return said > _HALF if task.targets is Targets.LABELS else said
@@ -182,7 +188,7 @@ class Trained:
         """Give the probability of each class or label, (n, classes, ...), ordered as `classes_`."""
         if (made := self.plan.task.probabilities) is None:
             raise ConfigError(f"the task is {self.plan.task.name}: no probabilities; `predict`")
-        samples = samples_of(x, self.inputs)
+        samples = samples_of(x, self.inputs, client)
         parts = [made(outputs) for outputs in outputs_of(self.model(client), samples, chunk)]
         return torch.cat(parts).numpy()
 
@@ -196,7 +202,8 @@ class Trained:
             client: Whose model.
             chunk: Samples at a time.
         """
-        said = predictions(self.plan.task, self.model(client), samples_of(x, self.inputs), chunk)
+        model, samples = self.model(client), samples_of(x, self.inputs, client)
+        said = predictions(self.plan.task, model, samples, chunk)
         return measure(self.metric, torch.from_numpy(said), self.targets_of(y, len(said)))
 
     def targets_of(self, y: Any, n: int) -> Tensor:
@@ -343,7 +350,7 @@ class Predictions:
 
 def predict(trained: Trained, client: str, samples: Samples, chunk: int = 256) -> Predictions:
     """Predict samples with a client's model."""
-    x = samples_of(samples.x, trained.inputs, "the data")
+    x = samples_of(samples.x, trained.inputs, client, "the data")
     task = trained.plan.task
     said = predictions(task, trained.model(client), x, chunk)
     labels = None if samples.y is None else samples.y.numpy()
