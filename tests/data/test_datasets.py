@@ -332,3 +332,35 @@ def test_float_targets_and_masks_are_what_tasks_take():
     assert split.target.shape == (1, 1)
     assert split.target.dtype == torch.float32
     assert replace(split, y=None).batch(slice(0, 3))[1].shape == (3, 1)
+
+
+class Labelled(Made):
+    """Its targets are what it is given, again and again."""
+
+    def __init__(self, *labels):
+        super().__init__(n=12, targets=False)
+        self.targets = [labels[index % len(labels)] for index in range(12)]
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], self.targets[index]
+
+
+def test_whole_numbers_beside_texts_are_names_of_classes_too():
+    x = np.random.default_rng(0).normal(size=(12, *SHAPE))
+    a, b = (x, np.array(["1", "2", "3"] * 4)), (x, np.array([1, 2] * 6))
+    for first, second in ((a, b), (Labelled("1", "2", "3"), b), (a, Labelled(1, 2))):
+        made = federation_of({"a": first, "b": second})
+        assert (made.classes, made.preparation) == (("1", "2", "3"), {"named": True})
+        for part in made.clients[1].splits:
+            assert set(all_targets(part, read=True).tolist()) == {0, 1}
+            assert torch.equal(all_targets(part), all_targets(part, read=True))
+
+
+def test_whole_numbers_of_a_dataset_that_names_its_classes_are_places():
+    """As ImageFolder's, whose folders may be called by numbers."""
+    given = {name: Labelled(0, 1, 2) for name in "ab"}
+    for each in given.values():
+        each.classes = ["1", "2", "3"]
+    run = fitted(given, rounds=1)
+    assert all_targets(run.federation.clients[0].train).unique().tolist() == [0, 1, 2]
+    assert run.targets_of([1, 2], 2).tolist() == [1, 2]

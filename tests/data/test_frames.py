@@ -123,3 +123,26 @@ def test_a_patients_prediction_does_not_depend_on_the_rows_beside(caplog):
     assert {record.message for record in caplog.records} == {
         "x: 1 empty cells filled with the mean of these rows"
     }
+
+
+def test_whole_numbers_are_the_classes_that_a_table_calls_so():
+    """Grades 1 to 3: those of 1 and 2 are no places from 0."""
+    grades = np.arange(N) % 3 + 1
+    whole = frame().assign(outcome=grades, dose=grades * 5.0, hospital=["x", "y"] * (N // 2))
+    asked = {"data__label": "outcome", "data__site": "hospital", "data__drop": ["patient"]}
+    run = fedbn.fit(whole, rounds=1, **asked)
+    low = whole[whole.outcome < 3]
+    for client in "xy":
+        named = run.score(low, low.outcome.astype(str).tolist(), client)
+        assert run.score(low, low.outcome, client) == named
+    assert run.targets_of([1, 3, 2], 3).tolist() == [0, 2, 1]
+    with pytest.raises(DataError, match=r"unknown class '0'.*1, 2, 3"):
+        run.targets_of([0, 1], 2)
+
+
+def test_truth_values_are_the_classes_of_a_run_that_learned_them():
+    whole = frame().assign(outcome=frame().outcome == "ill", hospital=["x"] * 15 + ["y"] * 15)
+    asked = {"data__label": "outcome", "data__site": "hospital", "data__drop": ["patient"]}
+    run = fedbn.fit(whole, rounds=1, **asked)
+    assert run.targets_of(whole.outcome[:2], 2).tolist() == [0, 1]
+    assert run.targets_of([1, 0], 2).tolist() == [1, 0]

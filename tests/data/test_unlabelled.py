@@ -143,6 +143,19 @@ def test_labels_in_an_npz_are_matched_by_name_where_there_are_names(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("more", "y", "places"),
+    [({}, [1, 2, 1], [0, 1, 0]), ({"classes": ["2", "1"]}, [1, 0, 1], [0, 1, 0])],
+)
+def test_whole_numbers_in_an_npz_are_names_where_the_run_learned_such(
+    tmp_path: Path, more: dict[str, Any], y: list[int], places: list[int]
+):
+    told = {**VECTORS, "classes": ["1", "2", "3"], "preparation": {"named": True}}
+    found = read_samples(npz(tmp_path, x=X, y=y, **more), told)
+    assert found.y is not None
+    assert found.y.tolist() == places
+
+
+@pytest.mark.parametrize(
     ("content", "text"),
     [
         ({"x": X[:, :1]}, r"samples of shape \(1,\); the run was trained on \(2,\)"),

@@ -58,8 +58,18 @@ def tensor_of(value: Any, where: str) -> Tensor:
     return tensor
 
 
-def labels_of(y: Any, n: int, classes: Sequence[str], where: str = "y") -> NDArray[np.int64]:
+def are_names(classes: Sequence[str]) -> bool:
+    """Tell whether a whole number may be the name of a class, and another class's place."""
+    numbers = any(name.removeprefix("-").isdecimal() for name in classes)
+    return numbers and [*classes] != [*map(str, range(len(classes)))]
+
+
+def labels_of(
+    y: Any, n: int, classes: Sequence[str], where: str = "y", named: bool = False
+) -> NDArray[np.int64]:
     """Bring labels, names of classes or whole numbers from 0, to places in the list of classes.
+
+    Whole numbers are names too where the run learned such: grades 1 to 3 (`named`).
 
     Examples:
         >>> labels_of(["dog", "cat"], 2, ("cat", "dog")).tolist()
@@ -68,7 +78,8 @@ def labels_of(y: Any, n: int, classes: Sequence[str], where: str = "y") -> NDArr
     values = np.asarray(y)
     if values.shape != (n,):
         raise DataError(f"{where}: labels of shape {values.shape} for {n} samples")
-    if values.dtype.kind in "US" or all(isinstance(value, str) for value in values.tolist()):
+    texts = all(isinstance(value, str | bool | bytes) for value in values.tolist())
+    if texts or (named and are_names(classes)):
         return places(values.astype(str).tolist(), classes, where)
     labels = _numbered(values, where, "names and ")
     listed = ", ".join(classes[:_SHOWN]) + (" ..." if len(classes) > _SHOWN else "")

@@ -40,11 +40,12 @@ class Source:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     target: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    named: bool = False  # whole numbers are names of classes, and not their places
 
     @staticmethod
-    def of(dataset: Any, where: str, classes: Sequence[str]) -> Source:
+    def of(dataset: Any, where: str, classes: Sequence[str], named: bool = False) -> Source:
         """Look at the first sample of a Dataset."""
-        bare = Source(dataset, where, tuple(classes), len(dataset))
+        bare = Source(dataset, where, tuple(classes), len(dataset), named=named)
         if not len(dataset):
             return bare
         x, y = map(torch.from_numpy, read_batch([bare], [(0, 0)]))
@@ -66,7 +67,8 @@ class Source:
 
     def _target(self, y: Any) -> Tensor:
         """A target as a model takes it; a name or a truth value is a place among the classes."""
-        if np.ndim(y) == 0 and isinstance(value := np.asarray(y).item(), str | bool):
+        value = np.asarray(y).item() if np.ndim(y) == 0 else None
+        if isinstance(value, str | bool) or (self.named and value is not None):
             if str(value) not in self.classes:
                 raise DataError(f"label {value!r}; legal are {', '.join(self.classes)}")
             return torch.tensor(self.classes.index(str(value)))

@@ -262,8 +262,9 @@ def _array_labels(
     if y.shape != (n, *size):
         raise DataError(f"{where} of shape {y.shape} for {n} samples; expected {(n, *size)}")
     if numbers is None:
+        named = tables.named_in(inputs) and "classes" not in content
         own = arrays.npz_classes(content, file) or names
-        found = [own[label] for label in arrays.labels_of(y, n, own, where)]
+        found = [own[label] for label in arrays.labels_of(y, n, own, where, named)]
         return torch.from_numpy(arrays.places(found, names, where))
     columns = {name: list(map(str, c)) for name, c in zip(names, y.T.tolist(), strict=False)}
     return tables.table_targets(Table(where, columns, list(range(n))), names, numbers, ())

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
-from fedbn.data.arrays import numbered_groups, places, tensor_of
+from fedbn.data.arrays import are_names, numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
@@ -95,6 +95,7 @@ class _Part:
     y: NDArray[Any] | None = None
     groups: Tensor | None = None
     columns: tuple[str, ...] = ()  # of a DataFrame
+    named: bool = False  # whole numbers among its targets are names of classes, as texts beside
 
     def __len__(self) -> int:
         return len(self.dataset if self.x is None else self.x)
@@ -169,7 +170,8 @@ def _federation(
             "Datasets are read a batch at a time; whether they changed is told by their length and "
             "64 samples of each"
         )
-    return Federation("arrays", tuple(clients), names, tuple(remarks))
+    told = {"named": True} if any(part.named for part in parts.values()) else {}
+    return Federation("arrays", tuple(clients), names, tuple(remarks), told)
 
 
 def _classes(
@@ -188,7 +190,8 @@ def _classes(
             remarks.append(text)
     known = [part.y for part in found.values() if part.y is not None and len(part.y)]
     if any(y.dtype.kind in "USb" and y.ndim == 1 for y in known):
-        return tuple(sorted({str(v) for y in known for v in y.tolist()})), found, remarks
+        names = tuple(sorted({str(v) for y in known for v in y.tolist()}))
+        return names, {k: replace(p, named=are_names(names)) for k, p in found.items()}, remarks
     labels = first.dtype.kind == "b" and first.ndim == 1
     count = first.size if labels else max(2, 1 + max((int(y.max()) for y in known), default=0))
     return tuple(map(str, range(count))), found, remarks
@@ -238,7 +241,7 @@ def target_tensor(part: _Part, names: Sequence[str]) -> Tensor:
     """Targets as a model takes them: names and truth values are places among the classes."""
     y, where = part.y, part.where
     assert y is not None
-    if y.ndim == 1 and y.dtype.kind in "USb":
+    if y.ndim == 1 and (part.named or y.dtype.kind in "USb"):
         return torch.from_numpy(places([str(name) for name in y.tolist()], names, where))
     if y.ndim == 1 and y.dtype.kind in "iu":
         for sample in np.flatnonzero(y < 0)[:1]:
@@ -263,7 +266,8 @@ def _splits(
     sources = []
     for key, part in parts.items():
         dataset = TensorDataset(*held[key]) if key in held else part.dataset
-        sources.append(dataset_samples.Source.of(dataset, part.where, names))
+        named = part.named and key not in held
+        sources.append(dataset_samples.Source.of(dataset, part.where, names, named))
     loader = Loader(sources, workers)
     return {
         key: LazySplit.of(loader, which, known[key], part.groups)

@@ -243,6 +243,11 @@ def table_labels(table: Table, inputs: Mapping[str, Any]) -> Tensor | None:
     return table_targets(table, names, numbers_in(inputs), inputs["classes"])
 
 
+def named_in(inputs: Mapping[str, Any]) -> bool:
+    """Whether whole numbers are names of a run's classes, and not their places."""
+    return bool(told_of(inputs) or inputs.get("preparation", {}).get("named"))
+
+
 def numbers_in(inputs: Mapping[str, Any]) -> bool | None:
     """Whether a run's targets are numbers, or several labels; None where they are classes."""
     kind, _ = inputs.get("target") or A_CLASS

@@ -197,8 +197,8 @@ class Trained:
 
         Args:
             x: Samples, as for `predict`.
-            y: Labels: elements of `classes_`, or whole numbers, the classes' places from 0; or
-                what else the run learned from.
+            y: Labels as the run learned them: names, or whole numbers, which are places from 0
+                unless classes of a table are called by numbers; or what else it learned from.
             client: Whose model.
             chunk: Samples at a time.
         """
@@ -209,7 +209,8 @@ class Trained:
     def targets_of(self, y: Any, n: int) -> Tensor:
         """Bring targets to what the run learned from."""
         if self.plan.task.targets is Targets.CLASS:
-            return torch.from_numpy(labels_of(y, n, self.plan.federation.classes))
+            named = tables.named_in(self.inputs)
+            return torch.from_numpy(labels_of(y, n, self.plan.federation.classes, "y", named))
         kind, shape = self.plan.federation.target
         found = tensor_of(y, "y").cpu().to(getattr(torch, kind))
         if tuple(found.shape) == (n,) and shape == (1,):
