@@ -407,3 +407,18 @@ def test_whole_numbers_of_a_dataset_that_names_its_classes_are_places():
     run = fitted(given, rounds=1)
     assert all_targets(run.federation.clients[0].train).unique().tolist() == [0, 1, 2]
     assert run.targets_of([1, 2], 2).tolist() == [1, 2]
+
+
+def test_pictures_of_numpy_with_channels_last_are_read_as_datasets_and_files_read_them():
+    draws = np.random.default_rng(0)
+    last = draws.integers(0, 255, (24, 8, 8, 3), dtype=np.uint8)
+    first, y = np.moveaxis(last, -1, 1).copy(), np.arange(24) % 2
+    given = [{name: (x, y) for name in "ab"} for x in (last, first)]
+    runs = [fedbn.fit(each, "small_cnn", rounds=1) for each in given]
+    assert runs[0].plan.federation.input_shape == (3, 8, 8)
+    assert runs[0].records == runs[1].records
+    assert np.array_equal(runs[0].predict_proba(last, "a"), runs[0].predict_proba(first, "a"))
+    tensors = federation_of({name: (torch.from_numpy(last), y) for name in "ab"})
+    assert tensors.input_shape == (8, 8, 3)  # torch's are first already, whatever they look like
+    own = fedbn.fit(tensors, "mlp", rounds=1)
+    assert len(own.predict(last, "a")) == 24

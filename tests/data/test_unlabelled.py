@@ -142,6 +142,14 @@ def test_labels_in_an_npz_are_matched_by_name_where_there_are_names(tmp_path: Pa
     assert as_text.y.tolist() == [1, 0, 1]
 
 
+def test_samples_in_an_npz_that_have_the_runs_shape_keep_it(tmp_path: Path):
+    """Signals of two channels are no grey pictures, and (16, 16, 3) may be what the run has."""
+    for shape in ((2, 30), (16, 16, 3)):
+        x = np.arange(4 * np.prod(shape), dtype="float32").reshape(4, *shape)
+        found = read_samples(npz(tmp_path, x=x), {**VECTORS, "input_shape": list(shape)})
+        assert np.array_equal(found.x.numpy(), x)
+
+
 @pytest.mark.parametrize(
     ("more", "y", "places"),
     [({}, [1, 2, 1], [0, 1, 0]), ({"classes": ["2", "1"]}, [1, 0, 1], [0, 1, 0])],

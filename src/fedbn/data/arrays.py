@@ -24,6 +24,7 @@ from fedbn.text import one_line, shown
 
 _SHOWN = 20
 _MOST_CLASSES = 100_000
+_CHANNELS = (1, 3, 4)
 ENDINGS = {"x": ("x", "images"), "y": ("y", "labels")}
 """What arrays of samples and of labels may be called, behind the name of their part."""
 _ARRAYS = "arrays of NumPy, tensors or lists of numbers"
@@ -192,8 +193,14 @@ def array_split(content: Content, part: str, file: Path) -> Split:
     return Split(x, torch.from_numpy(_labels(content, part, file)))
 
 
-def channels_first(x: NDArray[np.generic], where: str) -> Tensor:
-    """Bring samples to (n, ...), `uint8` or float32."""
+def channels_moved(x: NDArray[Any], at: int = 1) -> NDArray[Any]:
+    """Put channels of pictures, 1, 3 or 4 that come last, to an axis that has not so many."""
+    last = x.ndim == at + 3 and x.shape[-1] in _CHANNELS and x.shape[at] not in _CHANNELS
+    return np.ascontiguousarray(np.moveaxis(x, -1, at)) if last else x
+
+
+def channels_first(x: NDArray[np.generic], where: str, shape: tuple[int, ...] = ()) -> Tensor:
+    """Bring samples to (n, ...), `uint8` or float32; those of a known shape keep it."""
     if x.ndim < 2:
         raise DataError(f"{where}: samples of shape {x.shape}; expected (n, ...)")
     if x.dtype != np.uint8:
@@ -201,10 +208,8 @@ def channels_first(x: NDArray[np.generic], where: str) -> Tensor:
             raise DataError(f"{where}: samples of dtype {x.dtype}; legal are uint8 and floats")
         with np.errstate(all="ignore"):  # what overflows is infinite, and named by the checks
             x = x.astype(np.float32)
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
-        x = np.moveaxis(x, -1, 1)
+    if x.shape[1:] != shape:
+        x = x[:, None] if x.ndim == 3 else channels_moved(x)
     return torch.from_numpy(np.ascontiguousarray(x))
 
 

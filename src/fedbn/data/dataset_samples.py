@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedbn.core.findings import not_finite
 from fedbn.core.randomness import number, seeded
+from fedbn.data.arrays import channels_moved
 from fedbn.errors import DataError, reason
 from fedbn.text import one_line
 
@@ -26,7 +27,6 @@ _X = ("image", "img", "x", "pixel_values", "input", "inputs", "features")
 _Y = ("label", "labels", "y", "target", "targets")
 _LEGAL = f"(x, y), or a dict with one of {', '.join(_X)} and one of {', '.join(_Y)}"
 _PLAIN_PICTURES = ("L", "RGB", "I", "I;16", "F")
-_CHANNELS = (1, 3, 4)
 _LOOKED_AT = 64
 
 
@@ -107,14 +107,10 @@ def parts_of(sample: Any) -> tuple[Tensor, Any]:
 def _tensor(x: Any) -> Tensor:
     if hasattr(x, "getbands"):  # Pillow's
         values = np.array(x if x.mode in _PLAIN_PICTURES else x.convert("RGB"))
-        values = values[..., None] if values.ndim == 2 else values
-    else:
-        values = x
-    if isinstance(values, np.ndarray) and values.ndim == 3:
-        rows, _, last = values.shape
-        if last in _CHANNELS and (values is not x or rows not in _CHANNELS):
-            values = np.moveaxis(values, -1, 0)
-    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(values))
+        x = np.moveaxis(np.atleast_3d(values), -1, 0)
+    elif isinstance(x, np.ndarray):
+        x = channels_moved(x, 0)
+    tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     if tensor.is_complex():
         raise DataError("complex numbers; legal are real ones")
     return tensor if tensor.dtype == torch.uint8 else tensor.float()

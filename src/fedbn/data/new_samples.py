@@ -242,7 +242,8 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
             f"{', '.join(content) or 'nothing'}"
         )
     prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
-    x = arrays.channels_first(content[chosen], f"{shown(file)}, {chosen}")
+    shape = tuple(inputs["input_shape"])
+    x = arrays.channels_first(content[chosen], f"{shown(file)}, {chosen}", shape)
     check_shape(x, inputs, shown(file))
     y = _array_labels(content, prefix, len(x), inputs, file)
     notes = (f"{shown(file)}: read {chosen}",) if prefix else ()

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
-from fedbn.data.arrays import are_names, numbered_groups, places, tensor_of
+from fedbn.data.arrays import are_names, channels_moved, numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
@@ -128,7 +128,8 @@ def _part(where: str, given: Any) -> _Part:
         return _Part(where, dataset=given, y=dataset_samples.known_targets(given))
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
         raise DataError(f"{where}: a {type(given).__name__}; expected (x, y) or a Dataset")
-    x = tensor_of(given[0], f"{where}, x")
+    moved = channels_moved(given[0]) if isinstance(given[0], np.ndarray) else given[0]
+    x = tensor_of(moved, f"{where}, x")
     if x.dim() < 2:
         raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
     y, groups = given[1], None

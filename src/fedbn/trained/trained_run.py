@@ -27,7 +27,7 @@ from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
-from fedbn.data.arrays import labels_of, tensor_of
+from fedbn.data.arrays import channels_moved, labels_of, tensor_of
 from fedbn.data.new_samples import Samples, check_shape, takes_bytes
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
@@ -47,6 +47,8 @@ def samples_of(
         x, notes = tables.features(tables.frame_table(x, where), inputs, client)
         for note in (each for each in notes if isinstance(each, Warned)):
             _LOG.warning(f"{where}: {note}")
+    elif isinstance(x, np.ndarray) and x.shape[1:] != tuple(inputs["input_shape"]):
+        x = channels_moved(x)
     samples = tensor_of(x, where).detach().cpu()
     samples = samples if samples.dtype == torch.uint8 else samples.float()
     check_shape(samples, inputs, where)
