@@ -202,6 +202,15 @@ def test_a_few_cells_that_make_texts_of_a_column_are_named(tmp_path, odd):
         assert (mended.remarks, mended.input_shape) == ((), (2,))
 
 
+def test_a_column_to_drop_that_no_table_has_is_named(tmp_path):
+    path = write(tmp_path, a=rows(10), b=rows(10))
+    with pytest.raises(DataError, match=r"no column 'kye' \(data\.drop\); it has key, age"):
+        tables(path, label="ill", drop=["key", "kye"])
+    more = ["key,age,colour,ill,note", *(f"{line},x" for line in rows(10))]
+    (tmp_path / "b.csv").write_text("\n".join(more))  # one site's own column
+    assert tables(path, label="ill", drop=["key", "note"]).input_shape
+
+
 def test_texts_beside_many_numbers_are_texts(tmp_path):
     """Five of forty cells, and one of five values: more than a tenth of either."""
     path = write(tmp_path, a=numbered(dict.fromkeys(range(5), "none given")), b=numbered({}))

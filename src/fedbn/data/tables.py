@@ -310,6 +310,9 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     found = None if numbers is None else tuple(labels)
     classes = options.classes or found or table_files.label_classes(tables, labels[0])
     others = (options.site, options.id, group, *options.drop)
+    for name in options.drop:
+        if not any(name in table.columns for table in tables.values()):
+            next(iter(tables.values())).column(name, "data.drop")
     no_features = {*labels, *(name for name in others if name is not None)}
     columns = options.columns or feature_columns(tables, no_features, options.categorical)
     if options.missing == "error":
