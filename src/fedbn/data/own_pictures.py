@@ -25,7 +25,7 @@ from fedbn.core.findings import check_name
 from fedbn.data import image_folders
 from fedbn.data.arrays import places
 from fedbn.data.dataset_samples import Source
-from fedbn.data.image_folders import Division, PictureReader, PictureSet
+from fedbn.data.image_folders import Division, PictureReader, PictureSet, owners
 from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
 from fedbn.data.lazy_split import LazySplit, Loader
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
@@ -197,7 +197,9 @@ def check_apart(listing: Listing) -> None:
                     )
 
 
-def manifest_listing(file: Path, division: Division) -> tuple[Listing, tuple[str, ...]]:
+def manifest_listing(
+    file: Path, division: Division, group: str | None = None
+) -> tuple[Listing, tuple[str, ...]]:
     """Read a manifest: the pictures of each site, divided, and the classes."""
     table = read_table(file)
     classes = label_classes({"": table}, "label")
@@ -205,7 +207,7 @@ def manifest_listing(file: Path, division: Division) -> tuple[Listing, tuple[str
     listing: dict[str, Sequence[PictureSet]] = {}
     for site, rows in sites.items():
         check_name(site, shown(file))
-        whole = _listed(rows, file.parent, classes)
+        whole = _listed(rows, file.parent, classes, group)
         chosen = _chosen(rows)
         parts = [whole.take(torch.from_numpy(chosen[p])) for p in _SPLITS if p in chosen]
         listing[site] = parts or division.divide(whole, site)
@@ -213,15 +215,16 @@ def manifest_listing(file: Path, division: Division) -> tuple[Listing, tuple[str
     return listing, classes
 
 
-def _listed(table: Table, home: Path, classes: Sequence[str]) -> PictureSet:
+def _listed(table: Table, home: Path, classes: Sequence[str], group: str | None) -> PictureSet:
     files = [home / cell.strip() for cell in table.column("path", "a manifest")]
     for row, picture in zip(table.rows, files, strict=True):
         if not picture.is_file():
             raise DataError(f"{table.where}, row {row}: {shown(picture)}: no such file")
     cells = [cell.strip() for cell in table.columns["label"]]
     labels = torch.from_numpy(places(cells, classes, table.where))
-    patients = table.whole("patient", "a manifest", "") if "patient" in table.columns else ()
-    return PictureSet(tuple(files), labels, tuple(patients))
+    if "patient" in table.columns:
+        return PictureSet(tuple(files), labels, tuple(table.whole("patient", "a manifest", "")))
+    return PictureSet(tuple(files), labels, owners(files, group) if group else ())
 
 
 def _chosen(table: Table) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:

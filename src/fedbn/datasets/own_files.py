@@ -64,7 +64,7 @@ def folders(
         depth: The largest value of 16-bit pictures, which becomes 1 as 0 becomes −1: 4095 for a
             scanner of 12 bit; 65535 unless given.
         group: A regular expression that finds the patient in a file's name ("^(p[0-9]+)_"), so
-            that nobody is on both sides of a division.
+            that nobody is on both sides of a division; a manifest's `patient` goes first.
         channels: 3 for RGB, 1 for grey.
         normalize: `imagenet`, or [[means], [deviations]] a channel of pixels from 0 to 1; pixels
             become −1 to 1 unless given.
@@ -76,7 +76,7 @@ def folders(
     place = _given(path, "folders", image_folders.FOLDER_LAYOUT)
     division = image_folders.Division(test_share, split_seed)
     if place.is_file():
-        listing, classes = own_pictures.manifest_listing(place, division)
+        listing, classes = own_pictures.manifest_listing(place, division, group)
     else:
         sites = image_folders.find_sites(place)
         classes = image_folders.folder_classes(sites)
