@@ -1,8 +1,8 @@
 """Pictures with masks: SITE/images/* and SITE/masks/*, a mask of the same name for each picture.
 
 A mask is a picture of one channel, or of palette indices, whose values are classes; it must have
-the size of its picture, and is resized by the nearest value. Where a site has both train/ and test/
-with images/ and masks/ in them, that division is used.
+the size of its picture, each turned as its EXIF entry says, and is resized by the nearest value.
+Where a site has both train/ and test/ with images/ and masks/ in them, that division is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from fedbn.core.federation import Client, Split
@@ -66,11 +66,13 @@ def find_masked(folder: Path) -> dict[str, list[MaskedPictures]]:
 
 def pairs_in(home: Path) -> MaskedPictures:
     """Pair pictures and masks by name, whatever their suffix; one without the other is refused."""
-    named: list[dict[str, Path]] = []
-    for part in ("images", "masks"):
-        files = pictures_below(home / part)
-        named.append({f.relative_to(home / part).with_suffix("").as_posix(): f for f in files})
-    pictures, masks = named
+    named: dict[str, dict[str, Path]] = {"images": {}, "masks": {}}
+    for part, known in named.items():
+        for file in pictures_below(home / part):
+            name = file.relative_to(home / part).with_suffix("").as_posix()
+            if (other := known.setdefault(name, file)) != file:
+                raise DataError(f"{shown(file)}: {shown(other.name)} has that name too")
+    pictures, masks = named.values()
     for name, file in pictures.items():
         if name not in masks:
             near = unknown("mask", name, masks)
@@ -90,13 +92,16 @@ def read_masks(found: MaskedPictures, side: tuple[int, int]) -> list[NDArray[np.
     read = []
     for file, picture in zip(found.masks, found.pictures, strict=True):
         with watched(), opened(picture) as whole, opened(file) as mask:
-            if mask.size != whole.size:
+            on_its_side = whole.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+            width, height = whole.size[::-1] if on_its_side else whole.size
+            plain = ImageOps.exif_transpose(mask)
+            if plain.size != (width, height):
+                turned = ", turned as its EXIF entry says" if on_its_side else ""
                 raise DataError(
-                    f"{shown(file)}: {mask.size[0]}×{mask.size[1]} pixels, but its picture has "
-                    f"{whole.size[0]}×{whole.size[1]}"
+                    f"{shown(file)}: {plain.size[0]}×{plain.size[1]} pixels, but its picture has "
+                    f"{width}×{height}{turned}"
                 )
-            mask.load()
-            plain = mask.convert("L") if mask.mode == "1" else mask
+            plain = plain.convert("L") if plain.mode == "1" else plain
             values = np.asarray(plain.resize(side, Image.Resampling.NEAREST), dtype=np.int64)
         if values.ndim == 3:
             if not (values[..., :3] == values[..., :1]).all():
