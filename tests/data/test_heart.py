@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from fedbn.core.findings import check_federation
+from fedbn.data.new_samples import read_samples
 from fedbn.datasets.heart import SITES, heart
 from fedbn.errors import DataError
+from fedbn.experiments.environment import facts_of
 from heart_files import written
 
 REAL = os.environ.get("FEDBN_DATA")
@@ -35,6 +39,18 @@ def test_a_site_is_normalised_by_its_own_training_part(tmp_path: Path):
         deviations = client.train.x.std(dim=0)
         assert ((deviations - 1).abs() < 1e-4).all()
         assert client.tests[client.domain].x.mean(dim=0).abs().max() > 1e-3
+
+
+def test_further_patients_are_normalised_as_their_sites_were(tmp_path: Path):
+    folder = str(written(tmp_path))
+    made, raw = heart(folder), heart(folder, normalise=False)
+    assert raw.preparation == {}
+    for client, plain in zip(made.clients, raw.clients, strict=True):
+        x = plain.tests[client.domain].x.numpy()
+        np.savez(tmp_path / "new.npz", x=x)
+        read = read_samples(tmp_path / "new.npz", facts_of(made), client=client.name)
+        assert torch.allclose(read.x, client.tests[client.domain].x, atol=1e-4)
+        assert read.notes == ()
 
 
 def test_wrong_files_are_named(tmp_path: Path):

@@ -50,7 +50,7 @@ def heart(path: str | None = None, normalise: bool = True) -> Federation:
     """
     folder = Path(path) if path else data_root() / "heart"
     check_folder(folder, "processed.cleveland.data and the other three sites' files")
-    clients = []
+    clients, prepared = [], {}
     for site, name in SITES.items():
         table = _complete(folder / f"processed.{name}.data")
         plain = [table[:, column] for column in range(_KEPT) if column not in _LEVELS]
@@ -61,14 +61,16 @@ def heart(path: str | None = None, normalise: bool = True) -> Federation:
         how = {"test_size": _TEST_SHARE, "random_state": _SEED, "stratify": by_class}
         train, test = map(np.sort, train_test_split(np.arange(len(sick)), **how))
         if normalise:
-            spread = x[train].std(axis=0, ddof=1)
-            x = (x - x[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+            mean, spread = x[train].mean(axis=0), x[train].std(axis=0, ddof=1)
+            spread[~(spread > 0)] = 1.0
+            x, prepared[site] = (x - mean) / spread, [mean.tolist(), spread.tolist()]
         splits = [
             Split(torch.from_numpy(x[part]).float(), torch.from_numpy(sick[part])[:, None])
             for part in (train, test)
         ]
         clients.append(Client(site, site, splits[0], {site: splits[1]}))
-    return Federation("heart", tuple(clients), ("disease",))
+    told = {"levels": prepared} if normalise else {}
+    return Federation("heart", tuple(clients), ("disease",), preparation=told)
 
 
 def _complete(file: Path) -> NDArray[np.float64]:
