@@ -14,6 +14,7 @@ from fedbn.core.federation import Split
 from fedbn.data import own_pictures
 from fedbn.data.checks import examine_path, recognize
 from fedbn.data.lazy_split import LazySplit
+from fedbn.data.new_samples import read_samples
 from fedbn.datasets.own_files import folders
 from fedbn.errors import ConfigError, DataError
 
@@ -148,8 +149,6 @@ def test_a_trained_model_prepares_new_pictures_as_its_own(pictures, tmp_path):
         str(pictures), rounds=1, data__normalize="imagenet", out=tmp_path / "run",
         notes=lambda text: None,
     )  # fmt: skip
-    from fedbn.data.new_samples import read_samples
-
     test = fitted.federation.clients[0].train
     samples = read_samples(pictures / "north", fedbn.open_run(tmp_path / "run").inputs)
     assert all(any(torch.equal(x, other) for other in samples.x) for x in test.x[:2])
@@ -184,3 +183,22 @@ def test_a_damaged_picture_that_is_read_later_is_named(pictures):
     next(pictures.rglob("p1_0.png")).write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"site north, .*sample \d+: .*p1_0\.png: not a picture"):
         fedbn.fit(str(pictures), rounds=1, data__lazy=True, data__size=8, notes=lambda text: None)
+
+
+def test_pictures_of_8_and_of_16_bit_read_later_are_those_in_memory(pictures, tmp_path):
+    """At one site, where data.depth says what 16 bit mean; a run remembers it either way."""
+    for name in ("p0_0.png", "p4_1.png"):
+        for file in pictures.rglob(name):
+            Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 60).save(file)
+    how = {"rounds": 2, "data__size": 8, "notes": lambda text: None}
+    held, lazy = (
+        fedbn.fit(str(pictures), out=tmp_path / f"{late}", data__lazy=late, data__depth=4095, **how)
+        for late in (False, True)
+    )
+    assert held.records == lazy.records
+    files = [read_samples(pictures / "north", run.inputs) for run in (held, lazy)]
+    assert lazy.inputs["preparation"]["depth"] == 4095
+    assert torch.equal(files[0].x, files[1].x)
+    assert files[1].notes == ()
+    with pytest.raises(DataError, match=r"sample \d+: .*must be alike \(.*set data\.depth: 65535"):
+        fedbn.fit(str(pictures), data__lazy=True, **how)

@@ -60,7 +60,7 @@ class Source:
         if self.shape and (x.shape, x.dtype) != (self.shape, self.dtype):
             raise DataError(
                 f"{tuple(x.shape)} of {x.dtype}, but the first sample is {self.shape} of "
-                f"{self.dtype}; all must be alike"
+                f"{self.dtype}; all must be alike{getattr(self.dataset, 'way_out', '')}"
             )
         for text in not_finite(x[None]):
             raise DataError(text.partition(" in ")[0] + " in it")

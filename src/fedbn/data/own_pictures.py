@@ -84,7 +84,7 @@ def picture_federation(
     lazy, said = _too_large(len(files), reader, options)
     augment, depth = FlipAndTurn() if options.augment else None, ""
     if lazy:
-        make = partial(Pictures, reader=reader, normalize=normalize)
+        make = partial(Pictures, reader=reader, normalize=normalize, deep=bool(options.depth))
         clients = _read_later(listing, classes, make, augment, options.workers)
     else:
         clients = [reader.client(site, own, augment) for site, own in listing.items()]
@@ -98,7 +98,7 @@ def picture_federation(
         clients = [client.change(changed) for client in read]
     alone = any(part.groups for part in parts)
     remarks = [resized, depth, said, "" if alone else image_folders.stems_in_both(listing)]
-    told: dict[str, Any] = {"depth": reader.depth} if depth else {}
+    told: dict[str, Any] = {"depth": reader.depth} if depth or options.depth else {}
     if normalize:
         told["normalize"] = normalize
     texts = tuple(text for text in remarks if text)
@@ -119,11 +119,13 @@ def normalised(x: Tensor, normalize: Sequence[Sequence[float]] | None) -> Tensor
 
 
 class Pictures:
-    """Files as a Dataset, read one by one."""
+    """Files as a Dataset, read one by one; all become floats where some may have 16 bit (`deep`)."""
 
-    def __init__(self, pictures: PictureSet, reader: PictureReader, normalize: Any):
+    way_out = f" (where some have 16 bit, set data.depth: {DEPTH}, 4095, ...)"
+
+    def __init__(self, pictures: PictureSet, reader: PictureReader, normalize: Any, deep: bool):
         self.files, self.targets = pictures.files, pictures.labels.tolist()
-        self._reader, self._normalize = reader, normalize
+        self._reader, self._normalize, self._deep = reader, normalize, deep
 
     def __len__(self) -> int:
         return len(self.files)
@@ -133,7 +135,7 @@ class Pictures:
         with watched():
             size = (reader.size, reader.size)
             x = picture_tensor(self.files[index], size, reader.depth, reader.channels)
-        return normalised(x, self._normalize), self.targets[index]
+        return normalised(scaled(x) if self._deep else x, self._normalize), self.targets[index]
 
 
 def _read_later(
