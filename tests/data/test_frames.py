@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedbn
+from fedbn.data.new_samples import read_samples
 from fedbn.data.python_data import federation_of
 from fedbn.errors import ConfigError, DataError
 
@@ -131,8 +132,8 @@ def test_whole_numbers_are_the_classes_that_a_table_calls_so():
     whole = frame().assign(outcome=grades, dose=grades * 5.0, hospital=["x", "y"] * (N // 2))
     asked = {"data__label": "outcome", "data__site": "hospital", "data__drop": ["patient"]}
     run = fedbn.fit(whole, rounds=1, **asked)
-    low = whole[whole.outcome < 3]
     for client in "xy":
+        low = whole[(whole.outcome < 3) & (whole.hospital == client)]
         named = run.score(low, low.outcome.astype(str).tolist(), client)
         assert run.score(low, low.outcome, client) == named
     assert run.targets_of([1, 3, 2], 3).tolist() == [0, 2, 1]
@@ -146,3 +147,32 @@ def test_truth_values_are_the_classes_of_a_run_that_learned_them():
     run = fedbn.fit(whole, rounds=1, **asked)
     assert run.targets_of(whole.outcome[:2], 2).tolist() == [0, 1]
     assert run.targets_of([1, 0], 2).tolist() == [1, 0]
+
+
+def test_columns_of_a_frame_beside_its_labels_are_found_by_name(tmp_path):
+    numbers, y = frame()[["age", "dose"]], frame().outcome
+    run = fedbn.fit({"a": (numbers, y), "b": (numbers + 1, y)}, rounds=1, out=tmp_path / "run")
+    expected = run.predict_proba(numbers, "a")
+    run = fedbn.open_run(tmp_path / "run")
+    other = frame()[["patient", "dose", "age"]]
+    assert np.array_equal(run.predict_proba(other, "a"), expected)
+    assert np.array_equal(run.predict_proba(other[["age", "dose"]].to_numpy(), "a"), expected)
+    other.to_csv(tmp_path / "other.csv")
+    found = read_samples(tmp_path / "other.csv", run.inputs)
+    assert np.array_equal(run.predict_proba(found.x, "a"), expected)
+    with pytest.raises(
+        DataError, match=r"x: no column 'age' \(the run was trained on it\); it has"
+    ):
+        run.predict(other[["dose"]], "a")
+
+
+def test_rows_of_several_sites_are_no_clients_in_python_either():
+    whole = frame().assign(hospital=["x"] * 15 + ["y"] * 15)
+    asked = {"data__label": "outcome", "data__site": "hospital", "data__drop": ["patient"]}
+    run = fedbn.fit(whole, rounds=1, **asked)
+    assert len(run.predict(whole[whole.hospital == "x"], "x")) == 15
+    with pytest.raises(DataError, match=r"x: a table of sites \(column 'hospital': x, y\)"):
+        run.predict(whole, "x")
+    assert len(run.predict(whole.drop(columns="hospital"), "x")) == N
+    pooled = fedbn.fit(whole, method="centralized", rounds=1, **asked)
+    assert len(pooled.predict(whole, "all")) == N

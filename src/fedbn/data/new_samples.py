@@ -24,7 +24,7 @@ from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
 from fedbn.data.own_pictures import normalised
 from fedbn.data.storage import files_in, subfolders
-from fedbn.data.table_files import TABLE_SUFFIXES, Table, is_missing, read_table
+from fedbn.data.table_files import TABLE_SUFFIXES, Table, read_table
 from fedbn.errors import DataError, unknown
 from fedbn.text import shown
 
@@ -211,11 +211,7 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
 
 
 def _rows(table: Table, inputs: Mapping[str, Any], client: str | None) -> Samples:
-    """Read a table's rows, which must be one site's."""
-    sites = {cell for cell in tables.cells_of(table, inputs, "site") if not is_missing(cell)}
-    if len(sites) > 1:
-        names = f"column {tables.told_of(inputs)['site']!r}: {', '.join(sorted(sites)[:10])}"
-        raise DataError(f"{table.where}: a table of sites ({names}); give the rows of one of them")
+    """Read a table's rows."""
     x, notes = tables.features(table, inputs, client)
     y, rows = tables.table_labels(table, inputs), tuple(f"row {row}" for row in table.rows)
     groups = tables.row_groups(tables.cells_of(table, inputs, "group"))

@@ -171,7 +171,9 @@ def _federation(
             "Datasets are read a batch at a time; whether they changed is told by their length and "
             "64 samples of each"
         )
-    told = {"named": True} if any(part.named for part in parts.values()) else {}
+    told: dict[str, Any] = {"named": True} if any(part.named for part in parts.values()) else {}
+    if all(len(part.columns) == len({*part.columns}) > 0 for part in parts.values()):
+        told["frame"] = next(iter(parts.values())).columns
     return Federation("arrays", tuple(clients), names, tuple(remarks), told)
 
 

@@ -172,11 +172,15 @@ def own_of(known: Mapping[str, Any], client: str | None) -> Any:
 def features(
     table: Table, inputs: Mapping[str, Any], client: str | None = None
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
-    """Encode a table's rows, (n, features); and say what was filled in.
+    """Encode a table's rows, (n, features), which must be one site's; and say what was filled in.
 
     An empty cell is refused; or, where the run was trained with `data.missing = "mean"`, it becomes
     the mean of the client's training rows, of these rows where the run knows no such mean.
     """
+    sites = {cell for cell in cells_of(table, inputs, "site") if not is_missing(cell)}
+    if len(sites) > 1 and client != "all":  # the client of pooled data
+        names = f"column {told_of(inputs)['site']!r}: {', '.join(sorted(sites)[:10])}"
+        raise DataError(f"{table.where}: a table of sites ({names}); give the rows of one of them")
     columns = _columns(table, inputs)
     gaps = sum(len(table.gaps(column.name)) for column in columns)
     if gaps and told_of(inputs).get("missing") != "mean":
@@ -263,10 +267,11 @@ def _label_columns(table: Table, inputs: Mapping[str, Any]) -> list[str]:
 
 
 def _columns(table: Table, inputs: Mapping[str, Any]) -> list[Column]:
-    if told := told_of(inputs):
-        for name, _ in told["columns"]:
+    frame = inputs.get("preparation", {}).get("frame", ())
+    if known := told_of(inputs).get("columns", [[name, None] for name in frame]):
+        for name, _ in known:
             table.column(name, "the run was trained on it")
-        return [Column(str(n), None if v is None else tuple(v)) for n, v in told["columns"]]
+        return [Column(str(n), None if v is None else tuple(v)) for n, v in known]
     labels = _label_columns(table, inputs)
     names = [name for name in table.columns if name not in labels]
     shape = tuple(inputs["input_shape"])
@@ -356,6 +361,16 @@ def frame_tables(frames: Mapping[str, Any], site: str | None) -> dict[str, Table
     if len(tables) > 1:
         raise ConfigError(f"data.site = {site!r}: {len(tables)} DataFrames, one a client already")
     return table_files.by_site(replace(next(iter(tables.values())), where="data"), site)
+
+
+def in_order(frame: Any, names: Sequence[str], where: str) -> Any:
+    """A DataFrame's columns as the run had them; as they are where it knows no names."""
+    here = [str(name) for name in frame.columns]
+    for name in names:
+        if name not in here:
+            lacks = f"no column {name!r} (the run was trained on it)"
+            raise DataError(f"{where}: {lacks}; it has {', '.join(here)}")
+    return frame.iloc[:, [here.index(name) for name in names]] if names else frame
 
 
 def frame_table(frame: Any, where: str) -> Table:

@@ -47,6 +47,8 @@ def samples_of(
         x, notes = tables.features(tables.frame_table(x, where), inputs, client)
         for note in (each for each in notes if isinstance(each, Warned)):
             _LOG.warning(f"{where}: {note}")
+    elif tables.is_frame(x):
+        x = tables.in_order(x, inputs.get("preparation", {}).get("frame", ()), where)
     elif isinstance(x, np.ndarray) and x.shape[1:] != tuple(inputs["input_shape"]):
         x = channels_moved(x)
     samples = tensor_of(x, where).detach().cpu()
