@@ -413,7 +413,7 @@ def test_pictures_of_numpy_with_channels_last_are_read_as_datasets_and_files_rea
     draws = np.random.default_rng(0)
     last = draws.integers(0, 255, (24, 8, 8, 3), dtype=np.uint8)
     first, y = np.moveaxis(last, -1, 1).copy(), np.arange(24) % 2
-    given = [{name: (x, y) for name in "ab"} for x in (last, first)]
+    given = [dict.fromkeys("ab", (x, y)) for x in (last, first)]
     runs = [fedbn.fit(each, "small_cnn", rounds=1) for each in given]
     assert runs[0].plan.federation.input_shape == (3, 8, 8)
     assert runs[0].records == runs[1].records

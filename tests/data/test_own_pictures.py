@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from fedbn.data.lazy_split import LazySplit
 from fedbn.data.new_samples import read_samples
 from fedbn.datasets.own_files import folders
 from fedbn.errors import ConfigError, DataError
+from fedbn.trained.evaluation import domain_tests
+from fedbn.trained.joining import with_client
 
 
 @pytest.fixture
@@ -202,3 +205,30 @@ def test_pictures_of_8_and_of_16_bit_read_later_are_those_in_memory(pictures, tm
     assert files[1].notes == ()
     with pytest.raises(DataError, match=r"sample \d+: .*must be alike \(.*set data\.depth: 65535"):
         fedbn.fit(str(pictures), data__lazy=True, **how)
+
+
+def test_pictures_beside_train_and_test_are_not_left_out_silently(tmp_path):
+    for part in ("train", "test", "val"):
+        for number, name in enumerate(("cat", "dog", "cat")):
+            home = tmp_path / "sites" / "a" / part / name
+            home.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(home / f"{number}.png")
+    (tmp_path / "sites" / "a" / "notes").mkdir()
+    says = r"a/val: pictures beside train/ and test/; legal are train, test, valid"
+    with pytest.raises(DataError, match=says):
+        folders(str(tmp_path / "sites"))
+    (tmp_path / "sites" / "a" / "val").rename(tmp_path / "sites" / "a" / "valid")
+    assert len(folders(str(tmp_path / "sites")).clients[0].valid) == 3
+
+
+def test_a_site_in_memory_is_scored_beside_those_that_are_read_later(pictures):
+    """As one that joined a run on pictures read later, whose own data is small."""
+    run = fedbn.fit(str(pictures), rounds=1, data__lazy=True, notes=lambda text: None)
+    (new,) = folders(str(pictures), lazy=False).clients[:1]
+    both = with_client(run.federation, replace(new, name="new", tests={"new": new.tests["north"]}))
+    tests = domain_tests(replace(run, source=lambda: both))
+    assert {name: type(split) for name, split in tests.items()} == {
+        "north": LazySplit,
+        "south": LazySplit,
+        "new": Split,
+    }

@@ -321,21 +321,24 @@ class Federation:
             >>> one.name, len(one.train), list(one.tests)
             ('all', 4, ['a', 'b'])
         """
-        tests: dict[str, list[AnySplit]] = {}
-        for client in self.clients:
-            for domain, test in client.tests.items():
-                # Clients of one domain hold the same test set: score it once.
-                if not any(test.source is one.source for one in tests.setdefault(domain, [])):
-                    tests[domain].append(test)
         valid = [c.valid for c in self.clients if c.valid is not None]
         whole = Client(
             name="all",
             domain="all",
             train=concatenated([c.train for c in self.clients]),
-            tests={domain: concatenated(parts) for domain, parts in tests.items()},
+            tests=self.domain_tests(),
             valid=concatenated(valid) if valid else None,
         )
         return replace(self, clients=(whole,))
+
+    def domain_tests(self) -> dict[str, AnySplit]:
+        """The test data of each domain, once: clients of one domain may hold the same."""
+        tests: dict[str, list[AnySplit]] = {}
+        for client in self.clients:
+            for domain, test in client.tests.items():
+                if not any(test.source is one.source for one in tests.setdefault(domain, [])):
+                    tests[domain].append(test)
+        return {domain: concatenated(parts) for domain, parts in tests.items()}
 
     def fingerprint(self) -> dict[str, str]:
         """Hash each client's data, so that a resumed run can tell whether it changed."""

@@ -211,7 +211,7 @@ def _stem(file: Path) -> str:
 
 
 FOLDER_LAYOUT = "PATH/SITE/CLASS/*.png|jpg|... (train/ and test/ below SITE if you like)"
-_PARTS = ("train", "test", "valid")
+PARTS = ("train", "test", "valid")
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,14 @@ def find_site(home: Path) -> SiteFolders:
     check_name(home.name, shown(home))
     below = {folder.name: folder for folder in subfolders(home)}
     # A class may be called "train": only class folders in it mean a division.
-    divided = [part for part in _PARTS if part in below and subfolders(below[part])]
+    divided = [part for part in PARTS if part in below and subfolders(below[part])]
     if divided and not {"train", "test"} <= set(divided):
         missing = "test" if "train" in divided else "train"
         raise DataError(f"{shown(home)}: has {'/, '.join(divided)}/ but no {missing}/ with classes")
+    for name, folder in below.items():
+        if divided and name not in divided and pictures_below(folder):
+            legal = ", ".join(PARTS)
+            raise DataError(f"{shown(folder)}: pictures beside train/ and test/; legal are {legal}")
     parts = {part: subfolders(below[part]) for part in divided} or {"all": list(below.values())}
     if not any(parts.values()):
         raise DataError(f"{shown(home)}: no class folders; expected {FOLDER_LAYOUT}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedbn.core.federation import A_CLASS, scaled
 from fedbn.data import arrays, tables
 from fedbn.data.benchmarks import plain_name
-from fedbn.data.image_folders import owners
+from fedbn.data.image_folders import PARTS, owners
 from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
 from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
 from fedbn.data.own_pictures import normalised
@@ -30,8 +30,7 @@ from fedbn.text import shown
 
 Part = Literal["train", "test"]
 LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
-_PARTS = ("train", "test", "valid")
-_SCALED = 1.01
+SCALED = 1.01
 _BELOW_ZERO = -0.3
 
 
@@ -48,7 +47,7 @@ class Found:
 def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
     """Find the pictures below a folder; folders named like the run's classes label them."""
     below = subfolders(folder)
-    divided = {f.name: f for f in below if f.name in _PARTS and _class_folders(f, inputs)}
+    divided = {f.name: f for f in below if f.name in PARTS and _class_folders(f, inputs)}
     if divided:
         chosen = divided.get(part, next(iter(divided.values())))
         found = find_pictures(chosen, inputs, part)
@@ -270,7 +269,7 @@ def _array_labels(
 def takes_bytes(inputs: Mapping[str, Any]) -> bool:
     """Tell whether a run was trained on pixels, or on floats that look like scaled ones."""
     low, high = inputs.get("range") or (-1.0, 1.0)
-    return inputs["dtype"] == "uint8" or (-_SCALED <= low < _BELOW_ZERO and high <= _SCALED)
+    return inputs["dtype"] == "uint8" or (-SCALED <= low < _BELOW_ZERO and high <= SCALED)
 
 
 def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:

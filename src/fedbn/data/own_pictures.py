@@ -25,7 +25,7 @@ from fedbn.core.findings import check_name
 from fedbn.data import image_folders
 from fedbn.data.arrays import places
 from fedbn.data.dataset_samples import Source
-from fedbn.data.image_folders import Division, PictureReader, PictureSet, owners
+from fedbn.data.image_folders import PARTS, Division, PictureReader, PictureSet, owners
 from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
 from fedbn.data.lazy_split import LazySplit, Loader
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
@@ -35,7 +35,6 @@ from fedbn.text import shown
 Listing = Mapping[str, Sequence[PictureSet]]
 """By site the pictures to train on, to test on, and perhaps those for validation."""
 _IMAGENET = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]
-_SPLITS = ("train", "test", "valid")
 
 
 def _means_and_deviations(value: Any) -> Any:
@@ -119,7 +118,7 @@ def normalised(x: Tensor, normalize: Sequence[Sequence[float]] | None) -> Tensor
 
 
 class Pictures:
-    """Files as a Dataset, read one by one; all become floats where some may have 16 bit (`deep`)."""
+    """Files as a Dataset, read one by one; as floats where some may have 16 bit (`deep`)."""
 
     way_out = f" (where some have 16 bit, set data.depth: {DEPTH}, 4095, ...)"
 
@@ -148,7 +147,7 @@ def _read_later(
     named = [
         (site, name, part)
         for site, parts in listing.items()
-        for name, part in zip(_SPLITS, parts, strict=False)
+        for name, part in zip(PARTS, parts, strict=False)
     ]
     sources = [Source.of(make(part), f"site {site}, {name}", classes) for site, name, part in named]
     loader, splits = Loader(sources, workers), dict[str, dict[str, LazySplit]]()
@@ -190,7 +189,7 @@ def check_apart(listing: Listing) -> None:
     """Refuse a patient on both sides of a division."""
     for site, parts in listing.items():
         first: dict[str, str] = {}
-        for name, part in zip(_SPLITS, parts, strict=False):
+        for name, part in zip(PARTS, parts, strict=False):
             for group in part.groups:
                 if first.setdefault(group, name) != name:
                     raise DataError(
@@ -211,7 +210,7 @@ def manifest_listing(
         check_name(site, shown(file))
         whole = _listed(rows, file.parent, classes, group)
         chosen = _chosen(rows)
-        parts = [whole.take(torch.from_numpy(chosen[p])) for p in _SPLITS if p in chosen]
+        parts = [whole.take(torch.from_numpy(chosen[p])) for p in PARTS if p in chosen]
         listing[site] = parts or division.divide(whole, site)
     check_apart(listing)
     return listing, classes
@@ -235,9 +234,9 @@ def _chosen(table: Table) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
         return {}
     cells = np.array([cell.strip() for cell in table.columns["split"]])
     for row, cell in zip(table.rows, cells.tolist(), strict=True):
-        if cell not in _SPLITS:
-            raise DataError(f"{table.where}, row {row}: {unknown('split', cell, _SPLITS)}")
-    found = {part: np.flatnonzero(cells == part) for part in _SPLITS if part in cells}
+        if cell not in PARTS:
+            raise DataError(f"{table.where}, row {row}: {unknown('split', cell, PARTS)}")
+    found = {part: np.flatnonzero(cells == part) for part in PARTS if part in cells}
     for part in ("train", "test"):
         if part not in found:
             raise DataError(f"{table.where}: no row of split {part!r} at one of the sites")

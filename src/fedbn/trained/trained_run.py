@@ -28,14 +28,13 @@ from fedbn.core.rounds import Record, RunState
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
 from fedbn.data.arrays import channels_moved, labels_of, tensor_of
-from fedbn.data.new_samples import Samples, check_shape, takes_bytes
+from fedbn.data.new_samples import SCALED, Samples, check_shape, takes_bytes
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
 from fedbn.text import csv_text
 from fedbn.trained.local_parts import Site
 
 _LOG = logging.getLogger("fedbn")
-_SCALED = 1.01
 _HALF = 0.5
 
 
@@ -64,7 +63,7 @@ def samples_of(
     for text in not_finite(samples):
         raise DataError(f"{where}: {text}")
     largest = float(samples.abs().max())
-    if inputs.get("dtype") == "uint8" and largest > _SCALED:
+    if inputs.get("dtype") == "uint8" and largest > SCALED:
         raise DataError(
             f"{where}: floats up to {largest:.4g}, but the run was trained on whole numbers 0 to "
             "255 scaled to −1 to 1; give uint8, or floats scaled so"
