@@ -214,7 +214,7 @@ def test_pictures_beside_train_and_test_are_not_left_out_silently(tmp_path):
             home.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8)).save(home / f"{number}.png")
     (tmp_path / "sites" / "a" / "notes").mkdir()
-    says = r"a/val: pictures beside train/ and test/; legal are train, test, valid"
+    says = r"a/val: pictures in an unknown part 'val': did you mean 'valid'\?"
     with pytest.raises(DataError, match=says):
         folders(str(tmp_path / "sites"))
     (tmp_path / "sites" / "a" / "val").rename(tmp_path / "sites" / "a" / "valid")

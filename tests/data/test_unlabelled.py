@@ -157,7 +157,8 @@ def test_samples_in_an_npz_that_have_the_runs_shape_keep_it(tmp_path: Path):
 def test_whole_numbers_in_an_npz_are_names_where_the_run_learned_such(
     tmp_path: Path, more: dict[str, Any], y: list[int], places: list[int]
 ):
-    told = {**VECTORS, "classes": ["1", "2", "3"], "preparation": {"named": True}}
+    known = {"columns": [["p", None], ["q", None]], "label": "grade", "missing": "error"}
+    told = {**VECTORS, "classes": ["1", "2", "3"], "preparation": {"table": known}}
     found = read_samples(npz(tmp_path, x=X, y=y, **more), told)
     assert found.y is not None
     assert found.y.tolist() == places

@@ -59,18 +59,12 @@ def tensor_of(value: Any, where: str) -> Tensor:
     return tensor
 
 
-def are_names(classes: Sequence[str]) -> bool:
-    """Tell whether a whole number may be the name of a class, and another class's place."""
-    numbers = any(name.removeprefix("-").isdecimal() for name in classes)
-    return numbers and [*classes] != [*map(str, range(len(classes)))]
-
-
 def labels_of(
     y: Any, n: int, classes: Sequence[str], where: str = "y", named: bool = False
 ) -> NDArray[np.int64]:
     """Bring labels, names of classes or whole numbers from 0, to places in the list of classes.
 
-    Whole numbers are names too where the run learned such: grades 1 to 3 (`named`).
+    Whole numbers are names where `named` ones may be such: a table's grades 1 to 3.
 
     Examples:
         >>> labels_of(["dog", "cat"], 2, ("cat", "dog")).tolist()
@@ -80,7 +74,7 @@ def labels_of(
     if values.shape != (n,):
         raise DataError(f"{where}: labels of shape {values.shape} for {n} samples")
     texts = all(isinstance(value, str | bool | bytes) for value in values.tolist())
-    if texts or (named and are_names(classes)):
+    if texts or (named and any(map(str.isdecimal, classes))):
         return places(values.astype(str).tolist(), classes, where)
     labels = _numbered(values, where, "names and ")
     listed = ", ".join(classes[:_SHOWN]) + (" ..." if len(classes) > _SHOWN else "")
@@ -134,9 +128,8 @@ def read_npz(file: Path) -> dict[str, NDArray[np.generic]]:
         raise DataError(f"{file}: an array larger than this machine's memory ({error})") from error
     except Exception as error:  # a damaged archive raises whatever its readers meet first
         if "pickle" in str(error).lower():
-            raise DataError(
-                f"{file}: holds pickled objects, which can run code: refused"
-            ) from error
+            pickled = "holds pickled objects, which can run code: refused"
+            raise DataError(f"{file}: {pickled}") from error
         raise DataError(f"{file}: damaged or not an npz file ({one_line(error)})") from error
     for key, value in found.items():
         if not isinstance(value, np.ndarray):
@@ -176,12 +169,8 @@ def common_classes(contents: Mapping[Path, Content]) -> tuple[str, ...]:
                     f"{list(first)} of {first_file.name}"
                 )
         return first
-    labels = [
-        _labels(content, part, file)
-        for file, content in contents.items()
-        for part in ("train", "test")
-    ]
-    largest = max(int(y.max(initial=0)) for y in labels)
+    parts = [(*each, part) for each in contents.items() for part in ("train", "test")]
+    largest = max(int(_labels(c, part, f).max(initial=0)) for f, c, part in parts)
     if largest >= _MOST_CLASSES:
         raise DataError(f"label {largest}: legal are whole numbers below {_MOST_CLASSES:,}")
     return tuple(str(label) for label in range(largest + 1))
@@ -193,10 +182,11 @@ def array_split(content: Content, part: str, file: Path) -> Split:
     return Split(x, torch.from_numpy(_labels(content, part, file)))
 
 
-def channels_moved(x: NDArray[Any], at: int = 1) -> NDArray[Any]:
-    """Put channels of pictures, 1, 3 or 4 that come last, to an axis that has not so many."""
-    last = x.ndim == at + 3 and x.shape[-1] in _CHANNELS and x.shape[at] not in _CHANNELS
-    return np.ascontiguousarray(np.moveaxis(x, -1, at)) if last else x
+def channels_moved(x: Any, at: int = 1) -> Any:
+    """Put channels of NumPy's pictures, 1, 3 or 4 that come last, before height and width."""
+    if not isinstance(x, np.ndarray) or x.ndim != at + 3 or x.shape[at] in _CHANNELS:
+        return x
+    return np.ascontiguousarray(np.moveaxis(x, -1, at)) if x.shape[-1] in _CHANNELS else x
 
 
 def channels_first(x: NDArray[np.generic], where: str, shape: tuple[int, ...] = ()) -> Tensor:

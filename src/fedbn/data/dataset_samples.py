@@ -41,12 +41,11 @@ class Source:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     target: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    named: bool = False  # whole numbers are names of classes, and not their places
 
     @staticmethod
-    def of(dataset: Any, where: str, classes: Sequence[str], named: bool = False) -> Source:
+    def of(dataset: Any, where: str, classes: Sequence[str]) -> Source:
         """Look at the first sample of a Dataset."""
-        bare = Source(dataset, where, tuple(classes), len(dataset), named=named)
+        bare = Source(dataset, where, tuple(classes), len(dataset))
         if not len(dataset):
             return bare
         x, y = map(torch.from_numpy, read_batch([bare], [(0, 0)]))
@@ -68,8 +67,7 @@ class Source:
 
     def _target(self, y: Any) -> Tensor:
         """A target as a model takes it; a name or a truth value is a place among the classes."""
-        value = np.asarray(y).item() if np.ndim(y) == 0 else None
-        if isinstance(value, str | bool) or (self.named and value is not None):
+        if np.ndim(y) == 0 and isinstance(value := np.asarray(y).item(), str | bool):
             if str(value) not in self.classes:
                 raise DataError(f"label {value!r}; legal are {', '.join(self.classes)}")
             return torch.tensor(self.classes.index(str(value)))
@@ -108,8 +106,7 @@ def _tensor(x: Any) -> Tensor:
     if hasattr(x, "getbands"):  # Pillow's
         values = np.array(x if x.mode in _PLAIN_PICTURES else x.convert("RGB"))
         x = np.moveaxis(np.atleast_3d(values), -1, 0)
-    elif isinstance(x, np.ndarray):
-        x = channels_moved(x, 0)
+    x = channels_moved(x, 0)
     tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     if tensor.is_complex():
         raise DataError("complex numbers; legal are real ones")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedbn.core.federation import Split
+from fedbn.core.federation import Client, Split
 from fedbn.core.randomness import generator, number, stratified
 from fedbn.data.digit_files import DIGIT_DOMAINS, Digits, DigitSource, describe_forms, find_source
 from fedbn.data.digit_rendering import SIDE, rendered
@@ -36,13 +36,7 @@ def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
 
     The seed decides the split of pooled files and the order within it.
     """
-    key = {
-        "version": _PARTS_VERSION,
-        "domain": source.domain,
-        "files": fingerprint(source.files),
-        "seed": seed,
-        "whole": whole,
-    }
+    how = {"version": _PARTS_VERSION, "domain": source.domain, "seed": seed, "whole": whole}
 
     def make() -> Arrays:
         parts = train_and_test(source, seed, None if whole else TRAIN_SIZE)
@@ -50,13 +44,19 @@ def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
         images = {f"{part}_x": colour28(images) for part, (images, _) in named.items()}
         return images | {f"{part}_y": labels for part, (_, labels) in named.items()}
 
-    return cached("digits", key, make)
+    return cached("digits", {**how, "files": fingerprint(source.files)}, make)
 
 
 def split_of(arrays: Arrays, part: str, cut: slice = slice(None), x: str = "") -> Split:
     """Take `train` or `test` of prepared arrays, or some of it; images may be another's, `x`."""
     images, labels = arrays[x or f"{part}_x"], arrays[f"{part}_y"]
     return Split(torch.from_numpy(images)[cut], torch.from_numpy(labels)[cut])
+
+
+def client_of(arrays: Arrays, name: str, of: str = "") -> Client:
+    """Make a client of prepared arrays, whose images may be one of several domains'."""
+    train, test = (split_of(arrays, part, x=f"{of}{part}_x") for part in ("train", "test"))
+    return Client(name, name, train, {name: test})
 
 
 def train_and_test(
@@ -228,13 +228,8 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
             f"from MNIST, a folder of photographs at {folder} or as data.photographs"
         )
     mnist, files = needed_source("mnist"), photograph_files(folder)
-    key = {
-        "version": _VERSION,
-        "mnist": fingerprint(mnist.files),
-        "photographs": fingerprint(files),
-        "seed": seed,
-        "whole": whole,
-    }
+    key = {"mnist": fingerprint(mnist.files), "photographs": fingerprint(files)}
+    asked = {"version": _VERSION, "seed": seed, "whole": whole}
 
     def blend() -> Arrays:
         """Blend in another order than MNIST's own; an original stays in training or test."""
@@ -249,7 +244,7 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
         return arrays
 
     remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"
-    return Loaded(cached("mnist_m", key, blend), remark, stand_in=True)
+    return Loaded(cached("mnist_m", {**key, **asked}, blend), remark, stand_in=True)
 
 
 def twins() -> bool:

@@ -25,7 +25,7 @@ from fedbn.core.randomness import generator, stratified, stratified_groups
 from fedbn.data.arrays import numbered_groups
 from fedbn.data.images import DEPTH, pictures_below, read_pictures
 from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, subfolders
-from fedbn.errors import ConfigError, DataError
+from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.text import shown
 
 _VERSION = 2
@@ -160,12 +160,9 @@ def of_one_type(clients: Sequence[Client]) -> tuple[Client, ...]:
 def check_folder(folder: Path, wanted: str) -> None:
     """Refuse a path that is not a folder, saying what should be there."""
     if not folder.is_dir():
-        hint = (
-            f"; `fedbn data prepare {folder.name}` says how to get it, FEDBN_DATA names the folder "
-            "above"
-        )
-        ours = folder.parent == data_root()
-        raise DataError(f"{shown(folder)}: no such folder; expected {wanted}{hint if ours else ''}")
+        get = f"; `fedbn data prepare {folder.name}` says how to get it"
+        hint = f"{get}, FEDBN_DATA names the folder above" if folder.parent == data_root() else ""
+        raise DataError(f"{shown(folder)}: no such folder; expected {wanted}{hint}")
 
 
 _STEM = re.compile(r"(\D*\d[^ _.-]*)[ _.-]")
@@ -262,8 +259,7 @@ def find_site(home: Path) -> SiteFolders:
         raise DataError(f"{shown(home)}: has {'/, '.join(divided)}/ but no {missing}/ with classes")
     for name, folder in below.items():
         if divided and name not in divided and pictures_below(folder):
-            legal = ", ".join(PARTS)
-            raise DataError(f"{shown(folder)}: pictures beside train/ and test/; legal are {legal}")
+            raise DataError(f"{shown(folder)}: pictures in an {unknown('part', name, PARTS)}")
     parts = {part: subfolders(below[part]) for part in divided} or {"all": list(below.values())}
     if not any(parts.values()):
         raise DataError(f"{shown(home)}: no class folders; expected {FOLDER_LAYOUT}")

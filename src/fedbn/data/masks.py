@@ -93,14 +93,11 @@ def read_masks(found: MaskedPictures, side: tuple[int, int]) -> list[NDArray[np.
     for file, picture in zip(found.masks, found.pictures, strict=True):
         with watched(), opened(picture) as whole, opened(file) as mask:
             on_its_side = whole.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-            width, height = whole.size[::-1] if on_its_side else whole.size
-            plain = ImageOps.exif_transpose(mask)
-            if plain.size != (width, height):
-                turned = ", turned as its EXIF entry says" if on_its_side else ""
-                raise DataError(
-                    f"{shown(file)}: {plain.size[0]}×{plain.size[1]} pixels, but its picture has "
-                    f"{width}×{height}{turned}"
-                )
+            size, plain = whole.size[:: -1 if on_its_side else 1], ImageOps.exif_transpose(mask)
+            if plain.size != size:
+                own, other = (f"{width}×{height}" for width, height in (plain.size, size))
+                other += ", turned as its EXIF entry says" if on_its_side else ""
+                raise DataError(f"{shown(file)}: {own} pixels, but its picture has {other}")
             plain = plain.convert("L") if plain.mode == "1" else plain
             values = np.asarray(plain.resize(side, Image.Resampling.NEAREST), dtype=np.int64)
         if values.ndim == 3:

@@ -143,19 +143,19 @@ def read_samples(
 ) -> Samples:
     """Read a site's samples, which must fit what the run remembers of its data (`inputs`).
 
-    Where the run normalised each client's samples by its own levels, or filled them by its own
-    means, `client` says whose these are.
+    Where the run normalised a client's samples, or filled gaps in them, by levels and means of its
+    own, `client` says whose these are.
     """
-    samples = _as_read(path, inputs, part, client)
+    samples = _as_read(path, inputs, part, client or "")
     if not (known := inputs.get("preparation", {}).get("levels")):
         return samples
-    own = tables.own_of(known, client)
+    own = tables.own_of(known, client or "")
     said = () if own else ("normalised by their own mean and deviation, as those of a new site",)
     x = levelled(samples.x, own or levels_of(samples.x))
     return replace(samples, x=x, notes=(*samples.notes, *said))
 
 
-def _as_read(path: Path, inputs: Mapping[str, Any], part: Part, client: str | None) -> Samples:
+def _as_read(path: Path, inputs: Mapping[str, Any], part: Part, client: str) -> Samples:
     place = _file_in(path) if path.is_dir() else path
     if place.is_dir() and "masks" in inputs.get("preparation", {}) and has_masks(place):
         return _masked(place, inputs, part)
@@ -209,7 +209,7 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
     return Samples(normalised(x, normalize), names, found.labels, notes, found.part, groups)
 
 
-def _rows(table: Table, inputs: Mapping[str, Any], client: str | None) -> Samples:
+def _rows(table: Table, inputs: Mapping[str, Any], client: str) -> Samples:
     """Read a table's rows."""
     x, notes = tables.features(table, inputs, client)
     y, rows = tables.table_labels(table, inputs), tuple(f"row {row}" for row in table.rows)
@@ -258,7 +258,7 @@ def _array_labels(
     if y.shape != (n, *size):
         raise DataError(f"{where} of shape {y.shape} for {n} samples; expected {(n, *size)}")
     if numbers is None:
-        named = tables.named_in(inputs) and "classes" not in content
+        named = bool(tables.told_of(inputs)) and "classes" not in content
         own = arrays.npz_classes(content, file) or names
         found = [own[label] for label in arrays.labels_of(y, n, own, where, named)]
         return torch.from_numpy(arrays.places(found, names, where))

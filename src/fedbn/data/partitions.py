@@ -49,10 +49,8 @@ def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -
         shares = _shares(labels["train"], homes["train"], clients)
         for name in [*parts][1:]:
             homes[name] = _cut(labels[name], shares, draws)
-        dealt_to = {name: homes[name][units[name]] for name in parts}  # the client of each sample
-        found = {
-            n: [np.flatnonzero(own == c) for c in range(clients)] for n, own in dealt_to.items()
-        }
+        whose = {name: homes[name][units[name]] for name in parts}  # the client of each sample
+        found = {n: [np.flatnonzero(own == c) for c in range(clients)] for n, own in whose.items()}
         if all(len(index) >= _FEWEST[name] for name in found for index in found[name]):
             break
     else:

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
-from fedbn.data.arrays import are_names, channels_moved, numbered_groups, places, tensor_of
+from fedbn.data.arrays import channels_moved, numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
@@ -95,7 +95,6 @@ class _Part:
     y: NDArray[Any] | None = None
     groups: Tensor | None = None
     columns: tuple[str, ...] = ()  # of a DataFrame
-    named: bool = False  # whole numbers among its targets are names of classes, as texts beside
 
     def __len__(self) -> int:
         return len(self.dataset if self.x is None else self.x)
@@ -128,8 +127,7 @@ def _part(where: str, given: Any) -> _Part:
         return _Part(where, dataset=given, y=dataset_samples.known_targets(given))
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
         raise DataError(f"{where}: a {type(given).__name__}; expected (x, y) or a Dataset")
-    moved = channels_moved(given[0]) if isinstance(given[0], np.ndarray) else given[0]
-    x = tensor_of(moved, f"{where}, x")
+    x = tensor_of(channels_moved(given[0]), f"{where}, x")
     if x.dim() < 2:
         raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
     y, groups = given[1], None
@@ -171,9 +169,8 @@ def _federation(
             "Datasets are read a batch at a time; whether they changed is told by their length and "
             "64 samples of each"
         )
-    told: dict[str, Any] = {"named": True} if any(part.named for part in parts.values()) else {}
-    if all(len(part.columns) == len({*part.columns}) > 0 for part in parts.values()):
-        told["frame"] = next(iter(parts.values())).columns
+    columns = {part.columns for part in parts.values()}  # one, or none where a part is no frame
+    told = {"frame": next(iter(columns))} if len(columns) == 1 and columns != {()} else {}
     return Federation("arrays", tuple(clients), names, tuple(remarks), told)
 
 
@@ -193,8 +190,12 @@ def _classes(
             remarks.append(text)
     known = [part.y for part in found.values() if part.y is not None and len(part.y)]
     if any(y.dtype.kind in "USb" and y.ndim == 1 for y in known):
-        names = tuple(sorted({str(v) for y in known for v in y.tolist()}))
-        return names, {k: replace(p, named=are_names(names)) for k, p in found.items()}, remarks
+        for key, part in found.items():
+            if part.y is not None and part.y.dtype.kind in "iu":  # names too, as the texts beside
+                if part.dataset is not None:
+                    raise DataError(f"{part.where}: labels are whole numbers, others are texts")
+                found[key] = replace(part, y=part.y.astype(str))
+        return tuple(sorted({str(v) for y in known for v in y.tolist()})), found, remarks
     labels = first.dtype.kind == "b" and first.ndim == 1
     count = first.size if labels else max(2, 1 + max((int(y.max()) for y in known), default=0))
     return tuple(map(str, range(count))), found, remarks
@@ -244,7 +245,7 @@ def target_tensor(part: _Part, names: Sequence[str]) -> Tensor:
     """Targets as a model takes them: names and truth values are places among the classes."""
     y, where = part.y, part.where
     assert y is not None
-    if y.ndim == 1 and (part.named or y.dtype.kind in "USb"):
+    if y.ndim == 1 and y.dtype.kind in "USb":
         return torch.from_numpy(places([str(name) for name in y.tolist()], names, where))
     if y.ndim == 1 and y.dtype.kind in "iu":
         for sample in np.flatnonzero(y < 0)[:1]:
@@ -269,8 +270,7 @@ def _splits(
     sources = []
     for key, part in parts.items():
         dataset = TensorDataset(*held[key]) if key in held else part.dataset
-        named = part.named and key not in held
-        sources.append(dataset_samples.Source.of(dataset, part.where, names, named))
+        sources.append(dataset_samples.Source.of(dataset, part.where, names))
     loader = Loader(sources, workers)
     return {
         key: LazySplit.of(loader, which, known[key], part.groups)

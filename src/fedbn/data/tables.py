@@ -163,14 +163,14 @@ def is_number(cell: str) -> bool:
     return "_" not in cell
 
 
-def own_of(known: Mapping[str, Any], client: str | None) -> Any:
+def own_of(known: Mapping[str, Any], client: str) -> Any:
     """What a run knows of a client; or what it knows of all alike, which holds for anybody."""
     same = len({str(each) for each in known.values()}) == 1
-    return next(iter(known.values())) if same else known.get(client or "")
+    return next(iter(known.values())) if same else known.get(client)
 
 
 def features(
-    table: Table, inputs: Mapping[str, Any], client: str | None = None
+    table: Table, inputs: Mapping[str, Any], client: str
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Encode a table's rows, (n, features), which must be one site's; and say what was filled in.
 
@@ -247,11 +247,6 @@ def table_labels(table: Table, inputs: Mapping[str, Any]) -> Tensor | None:
     return table_targets(table, names, numbers_in(inputs), inputs["classes"])
 
 
-def named_in(inputs: Mapping[str, Any]) -> bool:
-    """Whether whole numbers are names of a run's classes, and not their places."""
-    return bool(told_of(inputs) or inputs.get("preparation", {}).get("named"))
-
-
 def numbers_in(inputs: Mapping[str, Any]) -> bool | None:
     """Whether a run's targets are numbers, or several labels; None where they are classes."""
     kind, _ = inputs.get("target") or A_CLASS
@@ -315,9 +310,8 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     found = None if numbers is None else tuple(labels)
     classes = options.classes or found or table_files.label_classes(tables, labels[0])
     others = (options.site, options.id, group, *options.drop)
-    for name in options.drop:
-        if not any(name in table.columns for table in tables.values()):
-            next(iter(tables.values())).column(name, "data.drop")
+    for name in sorted({*options.drop}.difference(*(table.columns for table in tables.values()))):
+        next(iter(tables.values())).column(name, "data.drop")
     no_features = {*labels, *(name for name in others if name is not None)}
     columns = options.columns or feature_columns(tables, no_features, options.categorical)
     if options.missing == "error":
@@ -366,11 +360,10 @@ def frame_tables(frames: Mapping[str, Any], site: str | None) -> dict[str, Table
 def in_order(frame: Any, names: Sequence[str], where: str) -> Any:
     """A DataFrame's columns as the run had them; as they are where it knows no names."""
     here = [str(name) for name in frame.columns]
-    for name in names:
-        if name not in here:
-            lacks = f"no column {name!r} (the run was trained on it)"
-            raise DataError(f"{where}: {lacks}; it has {', '.join(here)}")
-    return frame.iloc[:, [here.index(name) for name in names]] if names else frame
+    for name in sorted({*names} - {*here}):
+        lacks = f"no column {name!r} (the run was trained on it)"
+        raise DataError(f"{where}: {lacks}; it has {', '.join(here)}")
+    return frame if [*names] in ([], here) else frame.iloc[:, [here.index(n) for n in names]]
 
 
 def frame_table(frame: Any, where: str) -> Table:

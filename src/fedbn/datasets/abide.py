@@ -74,10 +74,8 @@ def correlations(series: Tensor, window: int, stride: int) -> Tensor:
     centred = frames - frames.mean(dim=2, keepdim=True)
     length = centred.norm(dim=2, keepdim=True)
     # Rounding leaves a constant region a length above 0: only equal frames tell.
-    constant = (frames.amax(dim=2, keepdim=True) == frames.amin(dim=2, keepdim=True)) | (
-        length == 0
-    )
-    z = torch.where(constant, 0.0, centred / length).float()
+    equal = frames.amax(dim=2, keepdim=True) == frames.amin(dim=2, keepdim=True)
+    z = torch.where(equal | (length == 0), 0.0, centred / length).float()
     regions = series.shape[1]
     row, column = torch.triu_indices(regions, regions, offset=1)
     products = torch.bmm(z, z.transpose(1, 2)).flatten(1)

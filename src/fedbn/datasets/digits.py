@@ -96,13 +96,9 @@ def digits(
         remarks.append(
             f"training data is truncated to {smallest} samples a domain, not to the paper's 7438"
         )
-    return Federation(
-        "digits",
-        tuple(clients),
-        tuple("0123456789"),
-        tuple(remarks),
-        stand_ins=tuple(domain for domain, one in loaded.items() if one.stand_in),
-    )
+    made = tuple(domain for domain, one in loaded.items() if one.stand_in)
+    said, names = tuple(remarks), tuple("0123456789")
+    return Federation("digits", tuple(clients), names, said, stand_ins=made)
 
 
 def _cuts(size: int, percent: int, clients: int, whole: bool) -> list[slice]:

@@ -144,10 +144,8 @@ def _painted(strokes: Images, draws: np.random.Generator) -> Images:
 
 def colour(hue: NDArray[np.float64]) -> NDArray[np.float64]:
     """A saturated colour for a hue in turns."""
-    colour: NDArray[np.float64] = 0.5 + 0.5 * np.cos(
-        2 * np.pi * (hue - np.array([0, 1 / 3, 2 / 3]))
-    )
-    return colour
+    turns = hue - np.array([0, 1 / 3, 2 / 3])
+    return np.asarray(0.5 + 0.5 * np.cos(2 * np.pi * turns))
 
 
 DOMAINS: dict[str, Callable[[Images, np.random.Generator], Images]] = {

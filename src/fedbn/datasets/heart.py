@@ -64,11 +64,9 @@ def heart(path: str | None = None, normalise: bool = True) -> Federation:
             mean, spread = x[train].mean(axis=0), x[train].std(axis=0, ddof=1)
             spread[~(spread > 0)] = 1.0
             x, prepared[site] = (x - mean) / spread, [mean.tolist(), spread.tolist()]
-        splits = [
-            Split(torch.from_numpy(x[part]).float(), torch.from_numpy(sick[part])[:, None])
-            for part in (train, test)
-        ]
-        clients.append(Client(site, site, splits[0], {site: splits[1]}))
+        whole = Split(torch.from_numpy(x).float(), torch.from_numpy(sick)[:, None])
+        rest, held = (whole.take(torch.from_numpy(part)) for part in (train, test))
+        clients.append(Client(site, site, rest, {site: held}))
     told = {"levels": prepared} if normalise else {}
     return Federation("heart", tuple(clients), ("disease",), preparation=told)
 

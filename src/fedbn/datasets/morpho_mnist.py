@@ -21,10 +21,10 @@ from PIL import Image
 from pydantic import Field
 from scipy import ndimage
 
-from fedbn.core.federation import Client, Federation
+from fedbn.core.federation import Federation
 from fedbn.core.randomness import number
 from fedbn.data.benchmarks import Count
-from fedbn.data.digit_domains import DigitsInfo, colour28, needed_source, prepared, split_of
+from fedbn.data.digit_domains import DigitsInfo, client_of, colour28, needed_source, prepared
 from fedbn.data.storage import Arrays, cached, fingerprint
 from fedbn.errors import ConfigError
 
@@ -181,21 +181,12 @@ def morpho_mnist(
         fractures: How many cuts a broken digit has.
         seed: Decides which digit is changed how.
     """
-    changes = {
-        "morpho-global": (
-            partial(thin, thinning=thinning),
-            partial(thicken, thickening=thickening),
-        ),
-        "morpho-local": (partial(swell, swelling=swelling), partial(fracture, fractures=fractures)),
-    }
+    wider, finer = partial(thicken, thickening=thickening), partial(thin, thinning=thinning)
+    blown, broken = partial(swell, swelling=swelling), partial(fracture, fractures=fractures)
+    changes = {"morpho-global": (finer, wider), "morpho-local": (blown, broken)}
     source = needed_source("mnist")
-    key = {
-        "version": _VERSION,
-        "mnist": fingerprint(source.files),
-        "sizes": [train, test],
-        "strength": [thinning, thickening, swelling, fractures],
-        "seed": seed,
-    }
+    strength = [thinning, thickening, swelling, fractures]
+    how = {"version": _VERSION, "sizes": [train, test], "strength": strength, "seed": seed}
 
     def make() -> Arrays:
         mnist, arrays = prepared(source, 0), {}
@@ -207,14 +198,9 @@ def morpho_mnist(
                 arrays[f"{name}_{part}_x"] = colour28(made)
         return arrays
 
-    arrays = cached("morpho_mnist", key, make)
-    clients = []
-    for name in changes:
-        train_split, test_split = (
-            split_of(arrays, part, x=f"{name}_{part}_x") for part in ("train", "test")
-        )
-        clients.append(Client(name, name, train_split, {name: test_split}))
-    return Federation("morpho_mnist", tuple(clients), tuple("0123456789"), (_REMARK,))
+    arrays = cached("morpho_mnist", {**how, "mnist": fingerprint(source.files)}, make)
+    clients = tuple(client_of(arrays, name, f"{name}_") for name in changes)
+    return Federation("morpho_mnist", clients, tuple("0123456789"), (_REMARK,))
 
 
 def change_images(

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.randomness import generator
 from fedbn.data.benchmarks import Count
-from fedbn.data.digit_domains import split_of
+from fedbn.data.digit_domains import client_of
 from fedbn.data.digit_rendering import rendered
 from fedbn.data.storage import Info
 from fedbn.errors import ConfigError
@@ -40,8 +40,7 @@ def synth_digits(
         seed: Decides the images.
     """
     arrays, remark = rendered(train, test, fonts, seed)
-    train_split, test_split = (split_of(arrays, part) for part in ("train", "test"))
-    client = Client("synthdigits", "synthdigits", train_split, {"synthdigits": test_split})
+    client = client_of(arrays, "synthdigits")
     return Federation("synth_digits", (client,), tuple("0123456789"), (remark,))
 
 

@@ -138,9 +138,8 @@ def with_site(
 def split_of(trained: Trained, x: Any, y: Any = None, where: str = "x") -> Split:
     """Check samples, and labels where there are some, against the run."""
     samples = samples_of(x, trained.inputs, where=where)
-    if y is None:
-        return Split(samples, blank_targets(trained.plan.federation.target, len(samples)))
-    return Split(samples, trained.targets_of(y, len(samples)))
+    blank = blank_targets(trained.plan.federation.target, len(samples))
+    return Split(samples, blank if y is None else trained.targets_of(y, len(samples)))
 
 
 def _check(bench: Bench, options: Options, labelled: bool) -> None:

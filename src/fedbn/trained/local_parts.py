@@ -197,17 +197,11 @@ def write(place: Path, name: str, own: State, facts: Mapping[str, Any]) -> Adapt
     home = place / name
     known = digest(own)
     file = home / f"local-{known[:8]}.safetensors"
-    manifest = {
-        **facts,
-        "format": FORMAT,
-        "name": name,
-        "files": {file.name: known},
-        "fedbn": __version__,
-    }
+    made = {"format": FORMAT, "name": name, "files": {file.name: known}, "fedbn": __version__}
     with explained(home):
         home.mkdir(parents=True, exist_ok=True)
     write_atomically(file, to_bytes({key: value.contiguous() for key, value in own.items()}))
-    write_atomically(home / "manifest.json", sealed(manifest))
+    write_atomically(home / "manifest.json", sealed({**facts, **made}))
     for old in home.glob("local-*.safetensors"):
         if old != file:
             old.unlink()

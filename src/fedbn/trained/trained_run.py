@@ -38,9 +38,7 @@ _LOG = logging.getLogger("fedbn")
 _HALF = 0.5
 
 
-def samples_of(
-    x: Any, inputs: Mapping[str, Any], client: str | None = None, where: str = "x"
-) -> Tensor:
+def samples_of(x: Any, inputs: Mapping[str, Any], client: str = "", where: str = "x") -> Tensor:
     """Bring samples, a client's if it is named, to a tensor (n, ...) of the run's shape."""
     if tables.is_frame(x) and tables.told_of(inputs):  # by the names of its columns
         x, notes = tables.features(tables.frame_table(x, where), inputs, client)
@@ -212,7 +210,7 @@ class Trained:
     def targets_of(self, y: Any, n: int) -> Tensor:
         """Bring targets to what the run learned from."""
         if self.plan.task.targets is Targets.CLASS:
-            named = tables.named_in(self.inputs)
+            named = bool(tables.told_of(self.inputs))
             return torch.from_numpy(labels_of(y, n, self.plan.federation.classes, "y", named))
         kind, shape = self.plan.federation.target
         found = tensor_of(y, "y").cpu().to(getattr(torch, kind))
