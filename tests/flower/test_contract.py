@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -20,14 +21,14 @@ from fedbn.cli.main import app
 from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.configuration import checked
-from fedbn.experiments.jobs import jobs
+from fedbn.experiments.jobs import Job, jobs
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, run_plan
 from fedbn.flower import messages, server_app, site_app
 from fedbn.flower.audit_log import AuditLog, read as read_log
 from fedbn.flower.credentials import make_key
 from fedbn.flower.membership import Expected
-from fedbn.flower.messages import Order, report_order
+from fedbn.flower.messages import Member, Order, report_order
 from fedbn.flower.policy import Approvals, Policy
 from fedbn.flower.site import Site, reply
 from fedbn.flower.site_job import SiteOptions
@@ -184,13 +185,83 @@ def test_without_approval_no_number_is_told_and_no_name_that_is_kept(
 def test_an_error_that_nobody_foresaw_tells_its_kind_alone(tmp_path: Path, monkeypatch) -> None:
     site = nyu(tmp_path, policy=Policy(approval=False))
 
-    def fails(order: Order) -> None:
+    def fails(order: Order, job: Job) -> None:
         raise OSError(13, "Permission denied", str(tmp_path / "Mr Miller.csv"))
 
     monkeypatch.setattr(site, "_plan", fails)
     assert told(site, asked(FITS))[1]["reason"] == (
         "not foreseen: PermissionError; `fedbn federation log` at the site says more"
     )
+
+
+WAITS = "waits for approval by a person at the site, or is refused there: its own log says which"
+
+
+def plain_order(**changes: object) -> Order:
+    """An order without a contract."""
+    (order,) = server_app.orders(checked(RAW), "fed")
+    return order.model_copy(update=changes)
+
+
+@pytest.mark.shows("H10")
+@pytest.mark.parametrize("sends", [["names"], []])
+@pytest.mark.parametrize("approval", [True, False])
+def test_without_a_contract_no_column_is_told(
+    bench: Bench, tmp_path: Path, approval: bool, sends: list
+) -> None:
+    for name in NAMES:
+        write(tmp_path / "all" / f"{name}.csv", 0)
+    data, home = site_app.data_section(str(tmp_path / "all")), tmp_path / "home"  # no label
+    policy = Policy(approval=approval, sends=sends)
+    site = Site(SiteOptions("nyu", data, home / "runs", "fed", policy=policy, home=home))
+    for order in (plain_order(), *([report_order("fed")] if sends else [])):
+        said = told(site, order)[1]["reason"]
+        assert "pain" not in said
+        assert str(tmp_path) not in said
+    assert (told(site, plain_order())[1]["reason"] == WAITS) is approval
+
+
+@pytest.mark.shows("H10")
+@pytest.mark.parametrize("approval", [True, False])
+def test_no_number_of_classes_asks_for_the_labels_of_samples(
+    bench: Bench, tmp_path: Path, approval: bool
+) -> None:
+    site = bench.site("plain", policy=Policy(approval=approval), home=tmp_path / "home")
+    people = tuple(Member(name=name, domain=name, examples=64) for name in ("plain", "photo"))
+    facts = {"kind": "train", "round": 1, "input_shape": (3, 28, 28), "members": people}
+    one, most = (
+        told(site, plain_order(classes=tuple("0123456789"[:count]), **facts)) for count in (1, 9)
+    )
+    assert one == most
+    assert one[1]["reason"] == (
+        WAITS if approval else "other classes, or another shape, than the site's data has"
+    )
+
+
+def test_what_the_policy_forbids_is_heard_without_a_contract(bench: Bench, tmp_path: Path) -> None:
+    order = plain_order(experiment={**plain_order().experiment, "training": {"batch_size": 2}})
+    site = bench.site("plain", policy=Policy(), home=tmp_path / "home")
+    assert "forbids 2 samples a batch (min_batch = 8)" in told(site, order)[1]["reason"]
+    assert told(site, order.model_copy(update={"kind": "train"}))[1]["reason"] == WAITS
+
+
+@pytest.mark.parametrize("kind", ["train", "score"])
+def test_of_an_error_in_training_or_scoring_its_kind_is_told_and_no_word(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def broken(*work: object) -> None:
+        raise KeyError("Mr Miller, born 1950-03-01")
+
+    name = "rounds.local_train" if kind == "train" else "scoring.evaluate_part"
+    monkeypatch.setattr(f"fedbn.core.{name}", broken)
+    grid = grid_of(bench, tmp_path, policy=Policy(approval=False, sends=[]))
+    columns = [{"name": "age"}, {"name": "pain", "values": ["low", "mid", "high"]}]
+    raw = {**RAW, "data": {"contract": {"classes": ["0", "1"], "columns": columns}}}
+    with suppress(TooFewClients):
+        bench.run(grid, raw, expected=expected())
+    said = str([dict(answer.content.config_records) for _, _, answer in grid.log])
+    assert "not foreseen: KeyError; `fedbn federation log` at the site says more" in said
+    assert "Miller" not in said
 
 
 def test_the_levels_of_a_site_stay_there(bench: Bench, tmp_path: Path) -> None:

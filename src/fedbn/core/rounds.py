@@ -71,10 +71,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a client's update was left out of a round."""
+    """Why a client's update was left out of a round; `kind` is that of an error, where one was."""
 
     client: str
     reason: str
+    kind: str = ""
 
 
 Outcome = Update | Refusal
@@ -228,7 +229,7 @@ def _clients_of_rules(
 def failure(client: Client, what: str, error: Exception) -> Refusal:
     """Make a refusal of an error in a client's own code or data."""
     log.debug("client %s failed", client.name, exc_info=True)
-    return Refusal(client.name, f"{what}{reason(error)}")
+    return Refusal(client.name, f"{what}{reason(error)}", type(error).__name__)
 
 
 def examined(update: Update) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
-from fedbn.errors import ConfigError, DataError, FedbnError, Misfit, reason
+from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, Misfit, reason
 from fedbn.experiments.data_survey import SiteReport, report_of
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
@@ -27,7 +28,7 @@ from fedbn.experiments.sources import alone
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
 from fedbn.flower.policy import Approvals, Forbidden, asked_by, check_order, check_runs
-from fedbn.flower.site_job import Desk, SiteOptions, run_folder
+from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
 from fedbn.text import shown
 
@@ -53,13 +54,13 @@ class Site:
         self._check(order)
         if order.kind == "report":
             return messages.put(messages.Reported(report=self.report(), log=self.log.newest))
-        self._job(order)  # what is wrong whatever the data is, is said
+        job = self._job(order)  # what is wrong whatever the data is, is said
         try:
-            desk = None if order.kind == "hello" else self._desk(order)
-            plan = desk.plan if desk else self._plan(order)
+            desk = None if order.kind == "hello" else self._desk(order, job)
+            plan = desk.plan if desk else self._plan(order, job)
             self._allow(order, plan)
         except Exception as error:
-            if self._tells(order):
+            if self._tells(order, error):
                 raise
             raise messages.NotYet(_said(error)) from error
         if desk is None:
@@ -75,11 +76,12 @@ class Site:
         """Say what the site's data is, in counts and names."""
         if "names" not in self.options.policy.sends:
             raise Forbidden("the site's policy forbids to name columns and classes (sends)")
-        return report_of(DataSection.model_validate(dict(self.options.data)), self.options.name)
+        with _own_data():
+            return report_of(DataSection.model_validate(dict(self.options.data)), self.options.name)
 
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
         """Say what the site would answer, and whether it may: without a server."""
-        plan = self._plan(order)
+        plan = self._plan(order, self._job(order))
         yield True, self.hello(order, plan).text
         try:
             self._allow(order, plan)
@@ -87,8 +89,8 @@ class Site:
         except FedbnError as error:
             yield False, str(error)
 
-    def _plan(self, order: Order) -> Plan:
-        return plan_of(self._job(order), self._alone(order))
+    def _plan(self, order: Order, job: Job) -> Plan:
+        return plan_of(job, self._alone(order, job))
 
     def _allow(self, order: Order, plan: Plan) -> None:
         """Refuse what the policy forbids, and what no person at the site has approved."""
@@ -101,13 +103,15 @@ class Site:
                 raise ConfigError("the policy asks for approval, and the site has no folder")
             Approvals(options.home).require(asked_by(order, plan))
 
-    def _tells(self, order: Order) -> bool:
-        """Whether the server may hear what comes of its contract, which tells of the data."""
-        options, data = self.options, order.experiment.get("data", {})
-        if "contract" not in data or not options.policy.approval:
+    def _tells(self, order: Order, error: Exception) -> bool:
+        """Whether the server may hear what comes of its order, which tells of the data."""
+        options, contract = self.options, order.experiment.get("data", {}).get("contract", {})
+        # Later orders name classes and shapes, and would be questions as a contract is.
+        named = order.kind != "hello" or contract
+        if not options.policy.approval or (isinstance(error, Forbidden) and not named):
             return True
         known = Approvals(options.home).all() if options.home else []
-        return any(one.approved and one.experiment["contract"] == data["contract"] for one in known)
+        return any(one.approved and one.experiment["contract"] == contract for one in known)
 
     @cached_property
     def _federation(self) -> Federation:
@@ -115,8 +119,9 @@ class Site:
 
     def _read(self, contract: ContractSection | None) -> Federation:
         section = DataSection.model_validate(dict(self.options.data))
-        found = alone(section.model_copy(update={"contract": contract}), self.options.name)
-        check_federation(found)
+        with _own_data():
+            found = alone(section.model_copy(update={"contract": contract}), self.options.name)
+            check_federation(found)
         return found
 
     def _fitting(self, contract: ContractSection | None) -> Federation:
@@ -165,28 +170,41 @@ class Site:
             log=self.log.newest,
         )
 
-    def _alone(self, order: Order) -> Federation:
+    def _alone(self, order: Order, job: Job) -> Federation:
         """The site's data as a federation of one, as an order wants it split."""
-        experiment = self._job(order).setting.experiment
+        experiment = job.setting.experiment
         federation = self._fitting(experiment.data.contract)
         share = experiment.evaluation.validation
         return with_validation(federation, share, order.seed) if share else federation
 
     def _job(self, order: Order) -> Job:
-        return job_of(order, self.options.device, self.options.weights)
+        try:
+            return job_of(order, self.options.device, self.options.weights)
+        except ConfigError as error:
+            error.__cause__ = None  # it is about the server's own words, which it may hear
+            raise
 
-    def _desk(self, order: Order) -> Desk:
+    def _desk(self, order: Order, job: Job) -> Desk:
         """The job's model, made anew when its members change; one job at a time has one."""
         of_a_message = {"kind", "round", "since", "best", "scores", "last", "log"}
         key = order.model_dump_json(exclude=of_a_message)
         if key not in self.desks:
-            self.desks = {key: Desk(self.options, self._job(order), self._alone(order), order)}
+            self.desks = {key: Desk(self.options, job, self._alone(order, job), order)}
         return self.desks[key]
 
 
 def one_thread() -> None:
     """Sums inside an operation depend on its threads: one, for the same bits everywhere."""
     torch.set_num_threads(1)
+
+
+@contextmanager
+def _own_data() -> Iterator[None]:
+    """How a site's files are named and written is its own affair, and told of as data is."""
+    try:
+        yield
+    except ConfigError as error:
+        raise DataError(str(error)) from error
 
 
 def _said(error: Exception) -> str:
@@ -201,12 +219,23 @@ def _public(error: Exception, options: SiteOptions) -> str:
         names = "names" in options.policy.sends
         said = f": {error.public}" if names and isinstance(error, Misfit) else ""
         return f"its data does not fit{said}; `fedbn federation check` at the site says more"
-    if not isinstance(error, FedbnError):
-        return f"not foreseen: {type(error).__name__}; `fedbn federation log` at the site says more"
+    if kind := _unforeseen(error):
+        return f"not foreseen: {kind}; `fedbn federation log` at the site says more"
     text = shown(error)
     for place in (options.folder, options.home, options.weights, options.data.get("path")):
         text = text.replace(shown(place), "…") if place and os.sep in str(place) else text
     return text
+
+
+def _unforeseen(error: BaseException) -> str:
+    """The kind of an error that others' code raised, first or last: its text may hold a value."""
+    if isinstance(error, Failed):
+        return error.kind
+    if isinstance(error, messages.Unreadable | DamagedRun):  # of a message, of a run's files
+        return ""
+    if error.__cause__ is not None:
+        return _unforeseen(error.__cause__)
+    return "" if isinstance(error, FedbnError) else type(error).__name__
 
 
 def _asked(content: RecordDict) -> dict[str, Any]:

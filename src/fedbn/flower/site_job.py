@@ -33,7 +33,7 @@ from fedbn.core.rounds import (
 )
 from fedbn.core.scoring import measured, score_client
 from fedbn.core.state import Kind, entries, schema_hash
-from fedbn.errors import ConfigError, DamagedRun, ModelError
+from fedbn.errors import ConfigError, DamagedRun, FedbnError, ModelError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.environment import differences, environment_of, facts_by_setting
 from fedbn.experiments.jobs import DEFAULT, Event, Job
@@ -68,6 +68,14 @@ class SiteOptions:
     policy: Policy = OPEN  # what it allows
     home: Path | None = None  # where the experiments lie that a person approved
     log: AuditLog = field(default_factory=AuditLog)  # what was asked and what left the site
+
+
+class Failed(FedbnError):  # noqa: N818 - the name says what happened
+    """Training or scoring failed at the site; an error there is told by its kind alone."""
+
+    def __init__(self, refused: Refusal):
+        super().__init__(refused.reason)
+        self.kind = refused.kind
 
 
 class SiteRun:
@@ -219,6 +227,10 @@ class Desk:
         names = [member.name for member in order.members]
         if own.name not in names:
             raise ConfigError(f"site {own.name} is not among the members of this run")
+        if (order.classes, order.input_shape, order.target) != (
+            (alone.classes, alone.input_shape, alone.target)
+        ):  # a plan for fewer classes would fail or not by what the first labels are
+            raise ModelError("other classes, or another shape, than the site's data has")
         sites = federation_of(order.members, order.classes, order.input_shape, order.target, own)
         self.plan = plan_of(job, sites)
         self._options = options
@@ -279,7 +291,7 @@ class Desk:
         if order.kind == "train":
             outcome = train_client(self.plan, self._replica, self._client, before)
             if isinstance(outcome, Refusal):
-                raise ModelError(outcome.reason)
+                raise Failed(outcome)
             store.save(order.round, order.since, outcome.local)
             update = outcome
         self._write(order, before, records, update)
@@ -336,7 +348,7 @@ class Desk:
         state = self._completed(order, state)
         records = score_client(self.plan, self._replica, self._client, state)
         if isinstance(records, Refusal):
-            raise ModelError(records.reason)
+            raise Failed(records)
         return records
 
     def _answer(self, order: Order, records: Sequence[Record], **facts: Any) -> Answer:
