@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import io
+import os
 import stat
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +22,7 @@ from typer.testing import CliRunner
 
 from fedbn.cli.main import app
 from fedbn.errors import ConfigError, FedbnError
-from fedbn.flower import credentials, preflight, server_app
+from fedbn.flower import credentials, internals_server, preflight, server_app
 from fedbn.flower.credentials import read_bundle
 from fedbn.flower.federation_folder import FederationFolder, write_private
 
@@ -36,6 +38,32 @@ def test_private_files_are_private(fed: FederationFolder) -> None:
     assert len(fed.private_files) == 5
     for file in fed.private_files:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_the_database_with_the_server_apps_token_is_private(
+    fed: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stat.S_IMODE(fed.path.stat().st_mode) == 0o700
+
+    def run(config: object) -> None:
+        fed.database.write_bytes(b"as SQLite would")
+
+    command = SimpleNamespace(_run_superlink_http_api=run)
+    monkeypatch.setattr(
+        internals_server, "importlib", SimpleNamespace(import_module=lambda _: command)
+    )
+    monkeypatch.setattr(internals_server, "follow", lambda parent: None)
+    before = os.umask(0o022)
+    try:
+        internals_server.main(str(fed.path), "127.0.0.1", "1")
+    finally:
+        os.umask(before)
+    assert fed.database in fed.private_files
+    assert preflight.private(fed.database)[0]
+    fed.database.chmod(0o644)
+    assert (False, f"superlink.db can be read by others: `chmod 600 {fed.database}`") in [
+        *preflight.check_folder(fed)
+    ]
 
 
 def test_the_servers_certificate_is_signed_and_names_its_hosts(fed: FederationFolder) -> None:

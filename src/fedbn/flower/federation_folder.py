@@ -11,7 +11,7 @@ FED/
   samples.toml        how many training samples each site had when it first took part
   sites/NAME.revoked  the public key of a site that is out for good
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
-  superlink.db        Flower's database
+  superlink.db        Flower's database; the token of a run that is on lies in it
   log.jsonl           what was asked, sent and refused, and what happened to keys
   fedbn-server.service  for systemd: keeps the server up
   runs/               one run folder a run
@@ -81,7 +81,8 @@ class FederationFolder:
     def private_files(self) -> list[Path]:
         """Files that no other user may read."""
         bundles = sorted((self.path / "bundles").glob("*.fedbn"))
-        return [*filter(Path.exists, [self.ca_key]), self.key, self.secret, *bundles]
+        maybe = filter(Path.exists, [self.ca_key, self.database])
+        return [*maybe, self.key, self.secret, *bundles]
 
     def read(self) -> FederationInfo:
         """Read what the federation is."""
@@ -124,7 +125,8 @@ class FederationFolder:
         if not _HOST.fullmatch(host) or not 1 <= port <= 65535:
             raise ConfigError(f"--host {host!r}, port {port}: expected a host name and 1 to 65535")
         with explained(self.path):
-            (self.path / "sites").mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.path / "sites").mkdir(exist_ok=True)
             (self.path / "bundles").mkdir(mode=0o700, exist_ok=True)
         authority = credentials.make_authority(name, 5 * _DAYS)
         write_private(self.ca_key, credentials.private_bytes(authority.key))

@@ -240,6 +240,7 @@ def configuration(folder: FederationFolder, host: str) -> SuperLinkLifespanConfi
 
 def main(path: str, host: str, parent: str) -> None:
     """Serve until ended, or until the parent is gone."""
+    os.umask(0o077)  # the database, and what SQLite lays beside it, holds the server app's token
     follow(int(parent))
     # The package has a function of the module's name, which hides the module from `import`.
     command = importlib.import_module("flwr.superlink.cli.flower_superlink")
