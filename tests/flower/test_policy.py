@@ -21,7 +21,7 @@ from fedbn.experiments.configuration import checked
 from fedbn.flower import messages, server_app
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import KEY, Order
-from fedbn.flower.policy import Approvals, Policy, read_policy
+from fedbn.flower.policy import Approvals, Forbidden, Policy, read_policy
 from fedbn.runs.folder import RunFolder
 
 STRICT = Policy(approval=False)
@@ -40,6 +40,11 @@ def grid_with(bench: Bench, policy: Policy, **options: object) -> FakeGrid:
 
 def training(**values: object) -> dict:
     return {**ATTACK, "training": {**ATTACK["training"], **values}}
+
+
+def undoing(**values: object) -> dict:
+    """Enough samples, if each step did not undo the one before."""
+    return training(batch_size=8, local_steps=8, participation=1.0, lr=2.0**-20, **values)
 
 
 def stolen(grid: FakeGrid) -> tuple[str, torch.Tensor]:
@@ -68,6 +73,13 @@ def test_without_a_policy_a_server_takes_a_picture_out_of_a_site(bench: Bench) -
     [
         (ATTACK, r"forbids 1 samples a batch \(min_batch = 8\)"),
         (training(batch_size=8), r"forbids 8 samples behind an update \(min_samples = 32\)"),
+        (
+            training(batch_size=62, local_steps=2),
+            r"forbids 2 samples a batch, the last, which trai",
+        ),
+        (undoing(optimizer_args={"weight_decay": 2.0**20}), r"forbids steps that undo 1 of others"),
+        (undoing(optimizer_args={"dampening": 1.0, "momentum": 1.0}), r"undo 1 of others \(lr \* "),
+        ({**undoing(), "methods": ["fedprox(1048576)"]}, r"at most 0.1\) \(min_samples\)"),
         (training(batch_size=8, local_steps=4), r"forbids 1 sites a round \(min_sites = 2\)"),
         ({**RAW, "training": {"rounds": 1001}}, r"1,001 rounds \(max_rounds = 1,000\)"),
         ({**RAW, "training": {"rounds": 1, "local_epochs": 500}}, r"2,000 batches a round \("),
@@ -84,6 +96,9 @@ def test_what_the_strict_policy_forbids_is_refused_and_named(bench: Bench, raw, 
 def test_methods_and_models_are_allowed_by_name_or_by_the_models_hash(bench: Bench) -> None:
     with pytest.raises(TooFewClients, match=r"forbids method fedavg \(methods = \['fedbn'\]\)"):
         bench.run(grid_with(bench, Policy(approval=False, methods=["fedbn"])), ATTACK)
+    both = {**RAW, "methods": ["fedbn+fedrep('last', 2)"]}
+    with pytest.raises(TooFewClients, match=r"forbids method fedrep \(methods = \['fedbn'\]\)"):
+        bench.run(grid_with(bench, Policy(approval=False, methods=["fedbn"])), both)
     with pytest.raises(TooFewClients, match=r"forbids model small_cnn \([0-9a-f]{16}\)"):
         bench.run(grid_with(bench, Policy(approval=False, models=["mlp"])))
     question = server_app.orders(checked(RAW), "fed")[0]
@@ -124,26 +139,29 @@ def test_an_experiment_waits_until_a_person_approves_it(bench: Bench, tmp_path: 
     def grid() -> FakeGrid:
         return FakeGrid([bench.site(name, policy=Policy(), home=tmp_path / name) for name in SITES])
 
+    raw = {**RAW, "training": {**RAW["training"], "optimizer_args": {"momentum": 0.5}}}
     with pytest.raises(NotApproved, match=r"photo: waits for approval by a person at the site"):
-        bench.run(grid())
+        bench.run(grid(), raw)
     assert "photo waits for approval" in bench.notes()
     (asked,) = Approvals(tmp_path / "photo").all()
     said = CliRunner().invoke(app, ["federation", "approve", str(tmp_path / "photo")])
     assert asked.hash[:16] in said.output
     assert "waits" in said.output
+    for shown in ("last batch", "keep", "SGD {'momentum': 0.5}"):
+        assert shown in said.output
     for name in SITES:
         line = ["federation", "approve", str(tmp_path / name), asked.hash[:8]]
         assert CliRunner().invoke(app, line).exit_code == 0
-    other_seed = {**RAW, "seeds": [7]}
+    other_seed = {**raw, "seeds": [7]}
     folder = bench.run(grid(), other_seed, name="another-name")
     assert folder.metrics.exists()
-    longer = {**RAW, "training": {**RAW["training"], "rounds": 3}}
+    longer = {**raw, "training": {**raw["training"], "rounds": 3}}
     with pytest.raises(NotApproved):
         bench.run(grid(), longer, name="longer")
     line = ["federation", "approve", str(tmp_path / "photo"), asked.hash[:8], "--withdraw"]
     assert CliRunner().invoke(app, line).exit_code == 0
     with pytest.raises(NotApproved):
-        bench.run(grid(), name="withdrawn")
+        bench.run(grid(), raw, name="withdrawn")
 
 
 @pytest.mark.shows("H10")
@@ -203,6 +221,22 @@ def test_a_site_refuses_the_steps_that_another_sites_count_asks_for(bench: Bench
     grid.tamper = boast
     with pytest.raises(TooFewClients, match="because photo says it has 1,000,000,000 samples"):
         bench.run(grid, raw)
+
+
+@pytest.mark.shows("H12")
+@pytest.mark.parametrize(
+    ("method", "steps"), [("fedrep('last', 500)", 2003), ("ditto", 6), ("fedbn+prox(0.1)", 3)]
+)
+def test_further_trainings_of_a_method_are_counted(bench: Bench, method: str, steps: int) -> None:
+    """64 samples in batches of 16 are 4 steps a pass; the plan says 3 steps a training."""
+    question = messages.put(server_app.orders(checked({**RAW, "methods": [method]}), "fed")[0])
+    tight, wide = (
+        bench.site("plain", policy=Policy(approval=False, max_steps=most))
+        for most in (steps - 1, steps)
+    )
+    with pytest.raises(Forbidden, match=f"forbids {steps:,} batches a round"):
+        tight.answer(question, RecordDict())
+    assert "hello" in wide.answer(question, RecordDict())
 
 
 @pytest.mark.shows("H13")

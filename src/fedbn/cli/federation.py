@@ -182,15 +182,26 @@ def approve(
         (one.hash[:16], one.approved or "waits", one.run, *_about(one.experiment))
         for one in approvals.all()
     ]
-    titles = ("experiment", "approved", "run", "methods", "model", "rounds", "batch", "lr")
-    print_table(titles, rows)
+    titles = (
+        "experiment",
+        "approved",
+        "run",
+        "methods",
+        "model",
+        "rounds",
+        "batch",
+        "last batch",
+        "lr",
+    )
+    print_table((*titles, "optimizer"), rows)
 
 
 def _about(experiment: dict[str, Any]) -> tuple[object, ...]:
     training, model = experiment["training"], experiment["model"]
     named = f"{model.get('name', 'by shape')} {model.get('args') or ''}".strip()
-    numbers = (training.get(key) for key in ("rounds", "batch_size", "lr"))
-    return ", ".join(experiment["methods"]), named, *numbers
+    numbers = (training.get(key) for key in ("rounds", "batch_size", "last_batch", "lr"))
+    steps = f"{training.get('optimizer', '')} {training.get('optimizer_args') or ''}".strip()
+    return ", ".join(experiment["methods"]), named, *numbers, steps
 
 
 @app.command(epilog="Example: fedbn federation status FED")

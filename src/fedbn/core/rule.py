@@ -282,6 +282,11 @@ class Rule(Protocol):
     depends_on_rounds: ClassVar[bool] = False
 
     @property
+    def trainings(self) -> tuple[int | None, ...]:
+        """The epochs of each training that `round` asks for; None: as many as the plan says."""
+        return (None,)
+
+    @property
     def label(self) -> str:
         """The rule as one writes it on the command line: its word and its numbers, the fields."""
         own = [getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())]

@@ -10,6 +10,7 @@ import datetime
 import getpass
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import fedbn.models
 from fedbn import registry
 from fedbn.core.federation import Client
 from fedbn.core.plan import Plan
+from fedbn.core.rule import Rule
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import explained, read_toml
@@ -31,6 +33,7 @@ from fedbn.runs.folder import to_json, write_atomically
 
 _SHORTEST_HASH = 16
 _EPOCHS = 100  # of its own that a site trains a round, at most, unless the policy says steps
+_DECAY = 0.1  # of what earlier batches did, that a step may undo
 _OF_NO_MATTER = ("seeds", "workers", "engine", "data", "sweep", "quick", "reproduce")
 _TITLE = "# What this site allows. `fedbn federation join` reads it when it starts.\n"
 
@@ -98,6 +101,7 @@ def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
     _at_most("max_rounds", plan.training.rounds, policy.max_rounds, "rounds")
     if order.round > plan.training.rounds:
         raise Forbidden(f"round {order.round} of {plan.training.rounds}: the run is over")
+    _check_decay(policy, order, plan)
     if order.members:
         _at_least("min_sites", plan.clients_a_round, policy.min_sites, "sites a round")
     _check_steps(policy, plan, own)
@@ -113,8 +117,9 @@ def _check_method(policy: Policy, order: Order, plan: Plan) -> None:
     written = ["+".join(pieces_of(spec)) for spec in order.experiment.get("methods", [])]
     if plan.method.name not in written:
         raise Forbidden(f"method {plan.method.name} is not in the experiment's list")
-    name = pieces_of(order.method)[0].partition("(")[0].strip()
-    if ":" not in name and name not in policy.methods:  # of code of its own `--trust` decides
+    found = {piece.partition("(")[0].strip() for piece in pieces_of(order.method)}
+    known = registry.names(fedbn.methods)  # other pieces are parts; `--trust` decides of own code
+    for name in sorted(found.intersection(known).difference(policy.methods)):
         raise _forbidden(f"method {name}", f"methods = {policy.methods}")
 
 
@@ -128,16 +133,27 @@ def _check_model(policy: Policy, order: Order, plan: Plan) -> None:
 
 
 def _check_samples(policy: Policy, plan: Plan, own: Client) -> None:
-    n, training = len(own.train), plan.training
-    batch = n if training.batch_size is None else min(n, training.batch_size)
-    distinct = sum(training.sizes(n)[: plan.steps(own)])
-    _at_least("min_batch", batch, policy.min_batch, "samples a batch")
-    _at_least("min_samples", distinct, policy.min_samples, "samples behind an update")
+    sizes = plan.training.sizes(len(own.train))[: plan.steps(own)]
+    last = ", the last, which training.last_batch = 'merge' avoids" if sizes[-1] < sizes[0] else ""
+    _at_least("min_batch", min(sizes), policy.min_batch, f"samples a batch{last}")
+    _at_least("min_samples", sum(sizes), policy.min_samples, "samples behind an update")
+
+
+def _check_decay(policy: Policy, order: Order, plan: Plan) -> None:
+    """Refuse steps that undo the others: one batch alone would be behind an update."""
+    training, rules = plan.training.in_round(max(order.round, 1)), plan.method.rules
+    args = training.optimizer_args
+    pulls = [getattr(rule, key, 0.0) for rule in rules for key in ("mu", "alpha")]
+    decay = training.lr * (sum(pulls) + args.get("weight_decay", 0.0))
+    others = (args.get("dampening", 0.0), args.get("lr_decay", 0.0), args.get("momentum", 0.0) - 1)
+    if policy.min_samples > 1 and (most := max(decay, *others)) > _DECAY:
+        legal = f"lr * (weight_decay + mu), dampening, lr_decay: at most {_DECAY}"
+        raise _forbidden(f"steps that undo {most:g} of others ({legal})", "min_samples")
 
 
 def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
     """Refuse a round that is too long; where another site's size asks for it, name that site."""
-    training, steps = plan.training, plan.steps(own)
+    training, steps = plan.training, _steps(plan, own, plan.method.rules)
     most = policy.max_steps or _EPOCHS * len(training.sizes(len(own.train)))
     if steps <= most:
         return
@@ -145,6 +161,14 @@ def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
     asks = training.unequal == "repeat" and training.local_steps is None
     why = f", because {largest.name} says it has {len(largest.train):,} samples" if asks else ""
     raise _forbidden(f"{steps:,} batches a round{why}", f"max_steps = {most:,}")
+
+
+def _steps(plan: Plan, own: Client, rules: Sequence[Rule], epochs: int | None = None) -> int:
+    """Count a round's batches: rules train more than once, one within the other."""
+    if not rules:
+        return plan.steps(own, epochs)
+    asked = (epochs if one is None else one for one in rules[0].trainings)
+    return sum(_steps(plan, own, rules[1:], one) for one in asked)
 
 
 def _at_least(rule: str, found: int, least: int, what: str) -> None:
