@@ -203,7 +203,6 @@ def plain_order(**changes: object) -> Order:
     return order.model_copy(update=changes)
 
 
-@pytest.mark.shows("H10")
 @pytest.mark.parametrize("sends", [["names"], []])
 @pytest.mark.parametrize("approval", [True, False])
 def test_without_a_contract_no_column_is_told(
@@ -221,7 +220,6 @@ def test_without_a_contract_no_column_is_told(
     assert (told(site, plain_order())[1]["reason"] == WAITS) is approval
 
 
-@pytest.mark.shows("H10")
 @pytest.mark.parametrize("approval", [True, False])
 def test_no_number_of_classes_asks_for_the_labels_of_samples(
     bench: Bench, tmp_path: Path, approval: bool

@@ -223,7 +223,6 @@ def test_a_site_refuses_the_steps_that_another_sites_count_asks_for(bench: Bench
         bench.run(grid, raw)
 
 
-@pytest.mark.shows("H12")
 @pytest.mark.parametrize(
     ("method", "steps"), [("fedrep('last', 500)", 2003), ("ditto", 6), ("fedbn+prox(0.1)", 3)]
 )
