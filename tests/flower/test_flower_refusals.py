@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import RAW, SITES, Bench, FakeGrid, digits
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from google.protobuf.message import DecodeError
 from safetensors.torch import load, save
 
 from fedbn import registry
@@ -232,10 +233,10 @@ def test_too_few_sites_end_with_who_is_missing(bench: Bench) -> None:
     assert TooFewClients.exit_code == 5
 
 
-def mismatched(change):
+def mismatched(change, name: str = "photo"):
     def tamper(site: str, answer: Message) -> Message:
         record = answer.content.config_records.get("hello")
-        if site == "photo" and record:
+        if site == name and record:
             text = json.dumps({**json.loads(record["json"]), **change})
             answer.content["hello"] = ConfigRecord({"json": text})
         return answer
@@ -373,10 +374,36 @@ class Repeating(FakeGrid):
 PHOTO = 101
 
 
+class Garbling(FakeGrid):
+    """Cannot read what `photo` sends with its updates, as Flower cannot where bytes are made up."""
+
+    def pull_messages(self, message_ids):
+        found = super().pull_messages(message_ids)
+        if any(m.metadata.src_node_id == PHOTO and messages.SHARED in m.content for m in found):
+            raise DecodeError("Error parsing message")
+        return found
+
+
 def trained(bench: Bench, grid: FakeGrid, name: str) -> dict[str, torch.Tensor]:
     folder = bench.run(grid, name=name)
     file = max(folder.path.rglob("state.safetensors"))
     return load(file.read_bytes())
+
+
+def test_an_answer_that_flower_cannot_read_is_its_sites_fault_alone(bench: Bench) -> None:
+    bench.run(Garbling([bench.site(name) for name in SITES]))
+    assert "round 1: photo is left out: its answer cannot be read (DecodeError)" in bench.notes()
+    assert "plain is left out" not in bench.notes()
+    assert [event.round for event in bench.events if event.kind == "round"] == [1, 2]
+
+
+@pytest.mark.parametrize("classes", [[], ["\ud800", "b"], ["a" * 201]])
+def test_a_first_site_whose_classes_are_none_is_refused_and_named(bench: Bench, classes) -> None:
+    keys = {name.encode(): name for name in SITES}
+    grid = bench.grid(mismatched({"classes": classes}, "plain"))
+    bench.run(grid, expected=Expected(SITES, keys, 1))
+    assert "plain is refused: not a legal hello: classes" in bench.notes()
+    assert [event.round for event in bench.events if event.kind == "round"] == [1, 2]
 
 
 @pytest.mark.shows("F23")

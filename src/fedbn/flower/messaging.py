@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from fedbn.core.engine import RoundCost
 from fedbn.flower import messages
 from fedbn.flower.internals_node import NODE_UNAVAILABLE
 from fedbn.flower.messages import Answer
 from fedbn.text import one_line
+
+# What Flower raises of bytes that a site made up; not what it raises where its server is away.
+_UNREADABLE = (DecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,7 @@ def ask(
     asked.send(letters)
     looked = sent = time.monotonic()
     while asked.waiting and time.monotonic() - sent < seconds:
-        for message in grid.pull_messages(asked.open()):
-            asked.take(message)
+        asked.pull()
         if asked.waiting and time.monotonic() - looked > limits.look:
             looked = time.monotonic()
             asked.send_again()
@@ -102,8 +105,14 @@ class _Asked:
             else:
                 self._fault(site, "Flower took no message for it")
 
-    def open(self) -> list[str]:
-        return [number for number, site in self.ids.items() if site in self.waiting]
+    def pull(self) -> None:
+        """Look for each answer by itself: one that Flower cannot read would lose the others."""
+        for number, site in [item for item in self.ids.items() if item[1] in self.waiting]:
+            try:
+                for message in self._grid.pull_messages([number]):
+                    self._take(message)
+            except _UNREADABLE as error:
+                self._fault(site, f"its answer cannot be read ({type(error).__name__})")
 
     def send_again(self) -> None:
         now = _activations(self._grid)
@@ -117,7 +126,7 @@ class _Asked:
             self._gone.pop(site, None)
         self.send(restarted)
 
-    def take(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
         site = self.ids.get(message.metadata.reply_to_message_id)
         if site is None or site not in self.waiting:
             whose = site or f"node {message.metadata.src_node_id}"
