@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 
 import fedbn.flower
 from fedbn.errors import ConfigError
-from fedbn.flower import TESTED, installed_flower, internals_node, require_flower
+from fedbn.flower import TESTED, installed_flower, internals_node, require_flower, site_app
 from fedbn.flower.internals_node import _PULLING
 
 ROOT = Path(fedbn.flower.__file__).parent
@@ -156,18 +156,23 @@ class Node:
             raise httpx.RemoteProtocolError("Server disconnected")
 
 
-@pytest.mark.parametrize(("deaf", "messages"), [(2, 2), (3, 1)])
-def test_a_node_that_did_not_hear_of_a_messages_end_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, deaf: int, messages: int
-) -> None:
-    """It would wait for that end and take no other message: a site that is there and silent."""
-    node, done = Node(deaf), []
+def connected(monkeypatch: pytest.MonkeyPatch, node: Node) -> None:
+    """Let the work on messages be that of this node."""
     known = SimpleNamespace(from_server_address=lambda *a, **k: node)
     monkeypatch.setattr(internals_node, "RuntimeHttpClient", known)
     monkeypatch.setattr(internals_node, "HeartbeatSender", lambda beats: node)
     pulled = ("message", Context(0, 0, {}, RecordDict(), {}), None, None)
     monkeypatch.setattr(internals_node, "pull_task_input", lambda client: pulled)
     monkeypatch.setattr(internals_node, "push_message", lambda client, reply, context: None)
+
+
+@pytest.mark.parametrize(("deaf", "messages"), [(2, 2), (3, 1)])
+def test_a_node_that_did_not_hear_of_a_messages_end_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, deaf: int, messages: int
+) -> None:
+    """It would wait for that end and take no other message: a site that is there and silent."""
+    node, done = Node(deaf), []
+    connected(monkeypatch, node)
     internals_node.work(
         lambda message, state: message,
         "127.0.0.1:1",
@@ -176,3 +181,40 @@ def test_a_node_that_did_not_hear_of_a_messages_end_is_started_again(
         answered=done.append,
     )
     assert len(done) == messages
+
+
+def test_a_node_whose_message_was_not_answered_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower keeps no error in place of the answer: the node would wait, and take no other."""
+    node, tried = Node(deaf=0), []
+
+    def fails(message: object, state: RecordDict) -> None:
+        tried.append(message)
+        raise OSError(28, "No space left on device")
+
+    connected(monkeypatch, node)
+    internals_node.work(fails, "127.0.0.1:1", b"secret", alive=lambda: len(tried) < 2)
+    assert len(tried) == node.told == 1
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_site_takes_no_message_before_its_node_has_the_port(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bound: bool
+) -> None:
+    """Whoever listens there first is another user of the machine; the node then ends."""
+    looked, worked = [], []
+
+    def said() -> str:
+        looked.append(1)
+        return "SuperNode ID: 7" if bound and len(looked) > 2 else "starting"
+
+    node = SimpleNamespace(
+        status=lambda: None if bound or len(looked) < 2 else 1, said=said, end=lambda: None
+    )
+    monkeypatch.setattr(site_app, "_start_node", lambda *given: node)
+    monkeypatch.setattr(
+        site_app, "work", lambda *given, alive, answered: worked.append((alive(), len(looked)))
+    )
+    site_app._one_node(None, None, tmp_path, lambda: False, lambda text: None)
+    assert worked == [(bound, 3 if bound else 2)]

@@ -211,7 +211,7 @@ def work(
                 message, heard = _do(answer, address, str(task.token))
                 if message is not None:
                     answered(message)
-                if not heard:  # it would wait for the end of this message, and take no other
+                if message is None or not heard:  # it would wait for an answer, and take no other
                     return
 
 
@@ -238,7 +238,7 @@ def _do(
         end = PushTaskOutputRequest(
             context=context_to_proto(context), sub_status=SubStatus.COMPLETED
         )
-    except Exception as error:  # the message is lost, the site is not; the server asks again
+    except Exception as error:  # the node is started again, and the server asks it again
         log.warning("a message was not answered: %s", error)
     finally:
         heard = _told(client, end)
