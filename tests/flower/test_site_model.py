@@ -11,15 +11,19 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
-from flower_bench import RAW, Bench, few, in_one_process
+from flower_bench import RAW, SITES, Bench, FakeGrid, few, in_one_process
 from flwr.app import ConfigRecord, Message, RecordDict
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
 from fedbn.core.best_round import best_round, early_stop, validation
+from fedbn.core.engine import RoundCost
 from fedbn.core.replica import Replica
-from fedbn.errors import Interrupted, TooFewClients
-from fedbn.flower import messages
+from fedbn.errors import ConfigError, Interrupted, TooFewClients
+from fedbn.experiments.configuration import checked
+from fedbn.flower import messages, server_app
+from fedbn.flower.membership import Expected
+from fedbn.flower.policy import OPEN
 from fedbn.runs import checkpoints, metrics
 from fedbn.trained.opening import open_run
 
@@ -67,9 +71,10 @@ def test_a_site_makes_its_model_once_whatever_the_servers_log_says_by_then(bench
     read = (messages.get(m.content, messages.Order, messages.SHARED) for _, m, _ in grid.log[2:])
     order = next(order for order in read if order.kind == "train")
     later = order.model_copy(update={"round": order.round + 1, "log": 64 * "0"})
-    assert site._desk(order) is site._desk(later)
+    job = messages.job_of(order)
+    assert site._desk(order, job) is site._desk(later, job)
     other = order.model_copy(update={"members": order.members[:1]})
-    assert site._desk(other) is not site._desk(order)
+    assert site._desk(other, job) is not site._desk(order, job)
 
 
 def test_a_site_that_rests_in_the_last_round_has_the_last_shared_part(bench: Bench) -> None:
@@ -214,6 +219,54 @@ def test_a_new_start_of_the_same_name_keeps_a_sites_batchnorm_and_model(
         folder_of(bench, "plain").rename(bench.root / "moved away")
         (bench.root / "runs" / "run").rename(bench.root / "runs" / "refused")
         other.run(other.grid(), BEST)
+
+
+def test_a_new_start_of_a_run_of_one_round_keeps_a_sites_model(bench: Bench) -> None:
+    raw = {**RAW, "training": {"rounds": 1, "local_steps": 2}}
+    bench.run(bench.grid(), raw)
+    files = {file: file.read_bytes() for file in folder_of(bench, "photo").rglob("round-*/*")}
+    (bench.root / "runs" / "run").rename(bench.root / "runs" / "gone")
+    with pytest.raises(TooFewClients, match=ANEW):
+        Bench(bench.root).run(bench.grid(), raw)
+    assert files == {file: file.read_bytes() for file in files}
+
+
+def test_a_site_that_was_away_in_the_best_round_has_a_model_to_use(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Round 2 is the best by the scores of `plain`; `photo` is away when it is sent, in round 3."""
+
+    def lift(site: str, answer: Message) -> Message:
+        if record := answer.content.config_records.get("answer"):
+            said = json.loads(str(record["json"]))
+            scored = said["round"] - (messages.SHARED in answer.content)
+            for score in said["scores"]:
+                score["value"] = 0.9 if scored == 2 else 0.1
+            answer.content["answer"] = ConfigRecord({"json": json.dumps(said)})
+        return answer
+
+    def away(cost: RoundCost) -> None:
+        grid.away = {"photo"} if cost.round == 2 else set()
+
+    quiet = OPEN.model_copy(update={"sends": ["loss"]})
+    grid = FakeGrid([bench.site("plain"), bench.site("photo", policy=quiet)], lift)
+    bench.run(grid, BEST, expected=Expected(SITES, {s.encode(): s for s in SITES}, 1), costs=away)
+    assert open_run(folder_of(bench, "plain")).state.round == 2
+    trained = open_run(folder_of(bench, "photo"))
+    assert outputs(trained.model("photo"), "photo").isfinite().all()
+    assert trained.state.round == 4
+    assert "photo was away when round 2, the best one, was sent: round 4 is used" in caplog.text
+
+
+def test_data_of_an_order_is_no_data_of_the_site(bench: Bench) -> None:
+    """It would be written into the site's run folder, and read when that is used."""
+    for data in ({"path": "/etc/passwd"}, {"label": "x"}, {"contract": None, "name": "y"}):
+        grid = bench.grid()
+        (order,) = server_app.orders(checked(RAW), "fed")
+        asked = order.model_copy(update={"experiment": {**order.experiment, "data": data}})
+        (key,) = data.keys() - {"contract"}
+        with pytest.raises(ConfigError, match=rf"an order names data\.{key}: all but the contract"):
+            grid.sites["plain"].answer(messages.put(asked), RecordDict())
 
 
 @pytest.mark.shows("H26")

@@ -344,8 +344,10 @@ def job_of(order: Order, device: str | None = None, weights: Path | None = None)
     """Read the job that an order is about; the device and the place of files are a site's own."""
     raw: dict[str, Any] = dict(order.experiment)
     held = Held("the server's configuration")
-    if not all(isinstance(raw.get(key, {}), dict) for key in ("training", "model")):
+    if not all(isinstance(raw.get(key, {}), dict) for key in ("training", "model", "data")):
         checked(raw, held.file, held)  # says so
+    if other := raw.get("data", {}).keys() - {"contract"}:
+        raise ConfigError(f"an order names data.{min(other)}: all but the contract is a site's own")
     if device is not None:
         raw["training"] = {**raw.get("training", {}), "device": device}
     if "weights" in raw.get("model", {}):

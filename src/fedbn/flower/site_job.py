@@ -120,10 +120,11 @@ class SiteRun:
         """Refuse a start from round 0 where a server accepted rounds, or got further, before."""
         if order.since:
             return
-        kept = checkpoints.rounds(self._place)
+        kept, trains = checkpoints.rounds(self._place), order.kind == "train"
         accepted = any(checkpoints.read_manifest(path).get("since") for _, path in kept)
-        newest = max((n for n, _ in [*kept, *checkpoints.rounds(self._job)]), default=0)
-        if accepted or newest > order.round + (order.kind != "train"):
+        found = (kept, checkpoints.rounds(self._job))
+        trained, made = (max((number for number, _ in some), default=0) for some in found)
+        if accepted or trained > order.round + (not trains) or made > order.round - trains:
             raise DamagedRun(
                 f"{self._site}: the run begins anew, and {self.folder.path} has BatchNorm and a "
                 "model of later rounds: give the run another name, or move that folder away"
@@ -151,6 +152,10 @@ class SiteRun:
 
     def keep(self, state: RunState, best: int) -> None:
         """Keep the model after a round, shared part and local part, and that of the best round."""
+        if best and best != state.round and not checkpoints.place_of(self._job, best).exists():
+            say = "%s was away when round %d, the best one, was sent: round %d is used"
+            log.warning(say, self._site, best, state.round)
+            best = state.round
         facts = {"best": best} if best else {}
         checkpoints.save(self._job, state, facts, keep=None)
         _forget(self._job, {state.round, best})
