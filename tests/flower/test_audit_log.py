@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from fedbn.cli.main import app
 from fedbn.errors import FedbnError
 from fedbn.experiments.configuration import checked
-from fedbn.flower import audit_log, credentials, messages
+from fedbn.flower import audit_log, credentials, messages, server_app
 from fedbn.flower.audit_log import AuditLog, log_of
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
@@ -79,6 +80,54 @@ def test_the_server_knows_what_it_asked_and_what_came(logs) -> None:
     assert kinds[1:3] == [("takes part", "plain"), ("takes part", "photo")]
     assert kinds.count(("asked", "photo")) == kinds.count(("came", "photo")) == 3
     assert "ok" in verified(fed)
+
+
+def test_the_questions_before_a_run_are_in_the_servers_log(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = server_app.make(tmp_path / "fed", SITES)
+    homes = {name: site_home(tmp_path / "homes", name) for name in SITES}
+    grid = FakeGrid([bench.site(name, log=log_of(home)) for name, home in homes.items()])
+    sites = Expected(SITES, {name.encode(): name for name in SITES}, len(SITES))
+    monkeypatch.setattr(server_app, "grid_of", lambda folder: nullcontext(grid))
+    monkeypatch.setattr(server_app, "expected_sites", lambda folder, least: sites)
+    server_app.survey_sites(fed, server_app.orders(checked(RAW), fed.read().id))
+    with suppress(FedbnError):  # the sites belong to another federation, and say so
+        server_app.propose(fed)
+    said = [e for e in events(fed.path) if e["site"] == "photo"]
+    assert [(e["event"], e.get("asked")) for e in said] == [
+        ("refused", None), ("asked", "report"), ("came", "report"),
+    ]  # fmt: skip
+    assert {e["theirs"] for e in said if "theirs" in e} <= audit_log.line_hashes(
+        homes["photo"] / "log.jsonl"
+    )
+
+
+def test_the_word_that_a_run_is_over_is_in_both_logs(bench: Bench, tmp_path: Path) -> None:
+    fed = server_app.make(tmp_path / "fed", SITES)
+    home = site_home(tmp_path / "homes", "photo")
+    grid = FakeGrid([bench.site("plain"), bench.site("photo", log=log_of(home))])
+    sites = Expected(SITES, {name.encode(): name for name in SITES}, len(SITES))
+    (tmp_path / "run").mkdir()
+    service = Service("fed", lambda: sites, RunFolder(tmp_path / "run"), log=own_log(fed))
+    raw = {**RAW, "training": {"rounds": 1}, "evaluation": {"report": "best", "validation": 0.25}}
+    serve(grid, checked(raw), service)
+    last = [e for e in events(fed.path) if e["site"] == "photo"][-2:]
+    assert [(e["event"], e["asked"]) for e in last] == [("asked", "end"), ("came", "end")]
+    assert events(home)[-1]["asked"] == "end"
+
+
+def test_keys_that_were_made_at_the_server_are_in_its_log(tmp_path: Path) -> None:
+    fed = tmp_path / "fed"
+    line = ["federation", "init", str(fed), "--host", "127.0.0.1", "--sites", "nyu,usm"]
+    assert CliRunner().invoke(app, line).exit_code == 0
+    assert CliRunner().invoke(app, ["federation", "add-site", str(fed), "mgh"]).exit_code == 0
+    keys = {
+        site: credentials.fingerprint(key) for key, site in FederationFolder(fed).keys().items()
+    }
+    assert [(e["event"], e["site"], e["key"], e["confirmed"]) for e in events(fed)] == [
+        ("admitted", site, keys[site], "made here") for site in ("nyu", "usm", "mgh")
+    ]
 
 
 def changed(lines: list[bytes], how: str) -> list[bytes]:

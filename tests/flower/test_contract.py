@@ -147,7 +147,9 @@ def test_no_contract_of_the_servers_choice_asks_for_data_before_a_person_approve
     assert told(site, asked(FITS, kind, **forbidden)) == waits
     broken = {"model": {"name": "mlp", "args": {"hidden": [-1]}}}
     assert told(site, asked(FITS, kind, **broken)) == waits
-    said = " ".join(one.get("reason", "") for one in read_log(tmp_path / "home" / "log.jsonl"))
+    lines = list(read_log(tmp_path / "home" / "log.jsonl"))
+    said = " ".join(one.get("reason", "") for one in lines)
+    assert {one["told"] for one in lines} == {waits[1]["reason"]}
     full = ("% of its values lie outside", "'high' is not a category", "no column 'zip'")
     for text in full if kind == "train" else (*full, "min_batch = 8"):
         assert text in said

@@ -63,6 +63,7 @@ def init(
     words = ["federation", "server", str(folder.path)]
     unit = folder.path / "fedbn-server.service"
     write_unit(unit, f"fedbn federation {folder.path.name}", words, folder.path)
+    server_app.note_made(folder, names)
     for site in names:
         emit(f"{folder.bundle(site)}: hand this to {site}, then delete it here")
     emit(f"the authority: {credentials.authority_fingerprint(folder.ca.read_bytes())}")

@@ -122,7 +122,7 @@ class Attendance:
         note: Callable[[str], None] = lambda text: None,
         log: AuditLog | None = None,
     ):
-        self._log = log or AuditLog()
+        self.log = log or AuditLog()
         self._grid, self._order, self._sites = grid, order, sites
         self._limits, self._note = limits, note
         self._gone: dict[str, float] = {}
@@ -134,8 +134,17 @@ class Attendance:
         self._ask_again: dict[str, float] = {}
 
     def ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
-        """Send letters for a round, and wait for the answers."""
-        return ask(self._grid, letters, group, self._limits.round, self._limits)
+        """Send letters, wait for the answers, and log what was asked and what came."""
+        mail = ask(self._grid, letters, group, self._limits.round, self._limits)
+        for site, letter in letters.items():
+            facts = {"site": site, **messages.about(letter.content)}
+            self.log.write("asked", **facts, sent=messages.what_is_in(letter.content))
+            if (came := mail.contents.get(site)) is not None:
+                facts |= {"came": messages.what_is_in(came), "theirs": messages.their_log(came)}
+                self.log.write("came", **facts)
+            else:
+                self.log.write("no answer", **facts, reason=mail.faults.get(site, "no answer"))
+        return mail
 
     def members(self) -> tuple[Member, ...]:
         """All sites that were ever accepted, in the federation's order."""
@@ -170,18 +179,19 @@ class Attendance:
             for site, node in self._connected().items()
             if node not in known and site not in self.faults and self._ask_again.get(site, 0) <= now
         }
-        mail = self.question(new, seconds)
+        seconds, group = min(seconds, self._limits.wait), f"hello {self._order.seed}"
+        mail = ask(self._grid, self.letters(new), group, seconds, self._limits)
         for site in self._sites().ordered([*new]):  # the first sets what all must have in common
             came = mail.contents.get(site)
             about = {"site": site, "theirs": messages.their_log(came) if came else ""}
             try:
                 hello = self._take_in(site, new[site], mail)
                 about["site"] = hello.member.name  # without keys a node has no name before
-                self._log.write("takes part", **about, experiment=hello.experiment)
+                self.log.write("takes part", **about, experiment=hello.experiment)
             except messages.NotYet as error:
                 if site not in self.waiting:
                     self._note(f"{site} {error}")
-                    self._log.write("waits for approval", **about)
+                    self.log.write("waits for approval", **about)
                 self.waiting[site] = str(error)
                 self._ask_again[site] = time.monotonic() + self._limits.again
             except FedbnError as error:
@@ -189,21 +199,17 @@ class Attendance:
                 kept, said = (self.silent, "silent") if silent else (self.faults, "refused")
                 if site not in kept:
                     self._note(f"{site} is {said}: {error}")
-                    self._log.write(said, **about, reason=str(error)[:500])
+                    self.log.write(said, **about, reason=str(error)[:500])
                 kept[site] = str(error)
                 # One that stays silent takes a third of a run's time at most.
                 again = max(self._limits.again, 2 * min(mail.seconds, _HELLO_SECONDS))
                 self._ask_again[site] = time.monotonic() + again
 
-    def question(
-        self, nodes: Mapping[str, int] | None = None, seconds: float = _HELLO_SECONDS
-    ) -> Mail:
-        """Ask these nodes, or all whose keys are known."""
-        content = messages.put(self._order.model_copy(update={"log": self._log.newest}))
-        seconds = min(seconds, self._limits.wait)
+    def letters(self, nodes: Mapping[str, int] | None = None) -> dict[str, Letter]:
+        """The first question, for these nodes, or for all whose keys are known."""
+        content = messages.put(self._order.model_copy(update={"log": self.log.newest}))
         asked = self._connected() if nodes is None else nodes
-        letters = {site: Letter(node, "query", content) for site, node in asked.items()}
-        return ask(self._grid, letters, f"hello {self._order.seed}", seconds, self._limits)
+        return {site: Letter(node, "query", content) for site, node in asked.items()}
 
     def gather(self, least: int) -> None:
         """Wait until enough members are connected, or name who is missing; take in new sites."""

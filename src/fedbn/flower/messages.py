@@ -216,6 +216,15 @@ def their_log(content: RecordDict) -> str:
     return ""
 
 
+def about(content: RecordDict) -> dict[str, Any]:
+    """What a log says of an order."""
+    try:
+        order = get(content, Order, *([SHARED] if SHARED in content else []))
+    except FedbnError as error:
+        return {"asked": f"unreadable: {error}"[:500]}
+    return {"asked": order.kind, **order.model_dump(include={"run", "method", "seed", "round"})}
+
+
 def what_is_in(content: RecordDict) -> dict[str, Any]:
     """What a log says of a message: bytes, and the names and the hash of what is in its arrays."""
     arrays = {

@@ -57,10 +57,12 @@ def orders(experiment: Experiment, federation: str) -> list[Order]:
     return [order_of(job, federation, "check") for job in reversed(different.values())]
 
 
-def ask_sites(grid: Grid, questions: Sequence[Order], expected: Expected) -> Iterator[Finding]:
+def ask_sites(
+    grid: Grid, questions: Sequence[Order], expected: Expected, log: AuditLog | None = None
+) -> Iterator[Finding]:
     """Ask all sites that are connected; each answer is compared with the first one's."""
     for order in questions:
-        here = Attendance(grid, order, lambda: expected, Limits(wait=120.0))
+        here = Attendance(grid, order, lambda: expected, Limits(wait=120.0), log=log)
         here.greet()
         for site in expected.names:
             if site in here.hellos:
@@ -96,7 +98,7 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
         order = order_of(job, service.federation, place.name)
         here = Attendance(grid, order, service.expected, service.limits, note, service.log)
         here.muster()
-        made = FlowerEngine(here, job, order, note, service.log)
+        made = FlowerEngine(here, job, order, note)
         config = resolved(experiment, made.plan.federation)
         data = {name: member.model_dump() for name, member in made.members.items()}
         facts = {"data": data, "engine": "flower", "task": made.plan.task.facts()}
@@ -220,19 +222,23 @@ def expected_sites(folder: FederationFolder, least: int | None) -> Expected:
 def survey_sites(folder: FederationFolder, questions: Sequence[Order]) -> list[Finding]:
     """Ask every site that is connected what it would bring; needs the server to be up."""
     with the_only_run(folder, "check"), grid_of(folder) as grid:
-        return list(ask_sites(grid, questions, expected_sites(folder, None)))
+        return list(ask_sites(grid, questions, expected_sites(folder, None), own_log(folder)))
 
 
 def propose(folder: FederationFolder) -> tuple[dict[str, Any], list[str]]:
     """Propose a contract from what the sites that are connected say of their data."""
     with the_only_run(folder, "propose"), grid_of(folder) as grid:
-        return ask_reports(grid, report_order(folder.read().id), expected_sites(folder, None))
+        order, sites = report_order(folder.read().id), expected_sites(folder, None)
+        return ask_reports(grid, order, sites, own_log(folder))
 
 
-def ask_reports(grid: Grid, order: Order, expected: Expected) -> tuple[dict[str, Any], list[str]]:
+def ask_reports(
+    grid: Grid, order: Order, expected: Expected, log: AuditLog | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Ask sites what their data is, and propose a contract; who does not say is named."""
-    here = Attendance(grid, order, lambda: expected, Limits(wait=120.0))
-    mail, reports, notes = here.question(), list[SiteReport](), list[str]()
+    here = Attendance(grid, order, lambda: expected, Limits(round=120.0), log=log)
+    mail = here.ask(here.letters(), "report")
+    reports, notes = list[SiteReport](), list[str]()
     for site in expected.names:
         try:
             if site not in mail.contents:
@@ -271,8 +277,17 @@ def revoke(folder: FederationFolder, site: str) -> None:
 def add_site(folder: FederationFolder, site: str) -> Path:
     """Add a site; a server that is up learns its key at once."""
     folder.add_site(site)
+    note_made(folder, [site])
     _tell_server(folder)
     return folder.bundle(site)
+
+
+def note_made(folder: FederationFolder, sites: Sequence[str]) -> None:
+    """Log the keys that were made here for sites."""
+    own = own_log(folder)
+    for key, site in folder.keys().items():
+        if site in sites:
+            own.write("admitted", site=site, key=fingerprint(key), confirmed="made here")
 
 
 def _tell_server(folder: FederationFolder) -> None:

@@ -28,7 +28,6 @@ from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
 from fedbn.experiments.runner import Note
 from fedbn.flower import messages
-from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.membership import Attendance, Known
 from fedbn.flower.messages import Answer, Member, Order, federation_of, from_record, to_record
 from fedbn.flower.messaging import Letter, Mail, cost_of
@@ -50,7 +49,7 @@ def read_update(
     except FedbnError as error:
         return Refusal(member.name, str(error)), None
     loss = float("nan") if answer.loss is None else answer.loss
-    outcome = rounds.examined(Update(member.name, shared, StateLayout(()).zeros(), loss))
+    outcome = rounds.examined(Update(member.name, shared, StateLayout(()).zeros(), loss, near=True))
     if isinstance(outcome, Update) and (fault := rounds.absurd(shared, before)):
         outcome = Refusal(member.name, fault)
     return outcome, None if isinstance(outcome, Refusal) else answer
@@ -76,11 +75,8 @@ class FlowerEngine:
     notes: Sequence[str] = ()
     repeatable = False  # sites keep their own rounds, and come and go
 
-    def __init__(
-        self, here: Attendance, job: Job, order: Order, note: Note, log: AuditLog | None = None
-    ):
+    def __init__(self, here: Attendance, job: Job, order: Order, note: Note):
         self._here, self._job, self._hello, self._note = here, job, order, note
-        self._log = log or AuditLog()
         self._known = Known()
         self._cost: RoundCost | None = None
         self._scores: list[Record] = []
@@ -210,7 +206,7 @@ class FlowerEngine:
             "scores": scores,
             "last": last,
             "best": self._known.best_scored[2],
-            "log": self._log.newest,
+            "log": self._here.log.newest,
         }
         return self._order.model_copy(update=update)
 
@@ -224,27 +220,9 @@ class FlowerEngine:
             and (content := messages.put(order, **shared))
         }
         mail = self._here.ask(letters, group)
-        self._write_down(orders, letters, mail)
         for text in mail.strangers:
             self._note(text)
         return mail
-
-    def _write_down(
-        self, orders: Mapping[str, Order], letters: Mapping[str, Letter], mail: Mail
-    ) -> None:
-        """Log what was asked of each site, and what came."""
-        for name, letter in letters.items():
-            order = orders[name]
-            facts = {key: getattr(order, key) for key in ("run", "method", "seed", "round")}
-            sent = messages.what_is_in(letter.content)
-            self._log.write("asked", site=name, asked=order.kind, **facts, sent=sent)
-            came = mail.contents.get(name)
-            if came is None:
-                reason = mail.faults.get(name, "no answer")
-                self._log.write("no answer", site=name, **facts, reason=reason)
-                continue
-            facts |= {"came": messages.what_is_in(came), "theirs": messages.their_log(came)}
-            self._log.write("came", site=name, **facts)
 
     def _take_scores(self, mail: Mail, orders: Mapping[str, Order]) -> None:
         for name, order in orders.items():

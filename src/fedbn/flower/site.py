@@ -238,20 +238,9 @@ def _unforeseen(error: BaseException) -> str:
     return "" if isinstance(error, FedbnError) else type(error).__name__
 
 
-def _asked(content: RecordDict) -> dict[str, Any]:
-    """What a log says of an order."""
-    try:
-        arrays = [messages.SHARED] if messages.SHARED in content else []
-        order = messages.get(content, Order, *arrays)
-    except FedbnError as error:
-        return {"asked": f"unreadable: {error}"[:500]}
-    named = {key: getattr(order, key) for key in ("run", "method", "seed", "round")}
-    return {"asked": order.kind, **named, "theirs": order.log}
-
-
 def reply(site: Site, message: Message, state: RecordDict) -> Message:
     """Answer a message; what goes wrong is said, not raised, so that the server can name it."""
-    about = _asked(message.content)
+    about = {**messages.about(message.content), "theirs": messages.their_log(message.content)}
     try:
         content = site.answer(message.content, state)
         site.log.write("answered", **about, sent=messages.what_is_in(content))
@@ -265,7 +254,7 @@ def _sorry(site: Site, about: Mapping[str, Any], error: Exception) -> RecordDict
     """Say why not: all of it in the site's own log, what is the server's business to the server."""
     said, told = _said(error), _public(error, site.options)[:2000]
     event = "refused" if isinstance(error, FedbnError) else "failed"
-    site.log.write(event, **about, reason=said[:500])
+    site.log.write(event, **about, reason=said[:500], told=told[:500])
     for desk in site.desks.values():
         desk.remark(said)
     if said != told:
