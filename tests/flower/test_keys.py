@@ -305,3 +305,11 @@ def test_a_site_that_is_revoked_may_leave_fewer_than_min_sites(fed: FederationFo
     fed.revoke("nyu")
     with pytest.raises(ConfigError, match="no site is admitted"):
         server_app.expected_sites(fed, 2)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5", "::", "server.example"])
+def test_the_server_listens_where_its_own_commands_reach_it(tmp_path: Path, address: str) -> None:
+    folder = server_app.make(tmp_path / "fed", ["nyu"])
+    line = ["federation", "server", str(folder.path), "--bind", address]
+    said = str(CliRunner().invoke(app, line).exception)
+    assert said == f"--bind {address}: legal are 0.0.0.0 and 127.0.0.1"

@@ -73,7 +73,7 @@ def init(
 @app.command(epilog="Example: fedbn federation server FED")
 def server(
     fed: Fed,
-    bind: Annotated[str, typer.Option(help="The address to listen at.")] = "0.0.0.0",
+    bind: Annotated[str, typer.Option(help="0.0.0.0, or 127.0.0.1 for this machine.")] = "0.0.0.0",
 ) -> None:
     """Run the server that sites connect to, until Ctrl-C."""
     folder = FederationFolder(fed.resolve())

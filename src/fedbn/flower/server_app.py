@@ -144,6 +144,8 @@ def log_event(event: Event) -> None:
 def server(folder: FederationFolder, host: str = "0.0.0.0") -> Iterator[Child]:
     """Run Flower's server, with every site's key let in; it ends with the block."""
     info = folder.read()
+    if host not in ("0.0.0.0", "127.0.0.1"):  # at another one this machine's commands miss it
+        raise ConfigError(f"--bind {host}: legal are 0.0.0.0 and 127.0.0.1")
     if listens("127.0.0.1", info.port):
         raise ConfigError(f"port {info.port} is in use: another server, or another federation's")
     module = "fedbn.flower.internals_server"
