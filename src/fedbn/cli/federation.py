@@ -183,18 +183,8 @@ def approve(
         (one.hash[:16], one.approved or "waits", one.run, *_about(one.experiment))
         for one in approvals.all()
     ]
-    titles = (
-        "experiment",
-        "approved",
-        "run",
-        "methods",
-        "model",
-        "rounds",
-        "batch",
-        "last batch",
-        "lr",
-    )
-    print_table((*titles, "optimizer"), rows)
+    titles = "experiment approved run methods model rounds batch last_batch lr optimizer"
+    print_table(titles.split(), rows)
 
 
 def _about(experiment: dict[str, Any]) -> tuple[object, ...]:

@@ -269,7 +269,8 @@ class Rule(Protocol):
         needs: What the formula assumes of training; anything else is refused.
         used: The local memory that a client is scored and used with, in place of the joined model.
         moves: Whether `server` changes the model's own entries.
-        several: Whether `round` trains more than once, in parts, or on other entries.
+        several: Whether `round` trains twice, in parts, or on other entries: first for `epochs`
+            where the rule has such a number.
         depends_on_rounds: Whether its first rounds depend on how many there will be: such a run
             cannot grow.
     """
@@ -280,11 +281,6 @@ class Rule(Protocol):
     moves: ClassVar[bool] = False
     several: ClassVar[bool] = False
     depends_on_rounds: ClassVar[bool] = False
-
-    @property
-    def trainings(self) -> tuple[int | None, ...]:
-        """The epochs of each training that `round` asks for; None: as many as the plan says."""
-        return (None,)
 
     @property
     def label(self) -> str:

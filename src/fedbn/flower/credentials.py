@@ -74,11 +74,8 @@ def make_server_certificate(
     names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys(hosts)])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     identity = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    builder = (
-        builder.add_extension(names, critical=False)
-        .add_extension(usage, critical=False)
-        .add_extension(identity, critical=False)
-    )
+    for extension in (names, usage, identity):
+        builder = builder.add_extension(extension, critical=False)
     return key, _limited(builder, ca=False).sign(authority.key, hashes.SHA384())
 
 
@@ -238,17 +235,9 @@ def _builder(
 
 def _limited(builder: x509.CertificateBuilder, ca: bool) -> x509.CertificateBuilder:
     """Let a key sign certificates, and none for further authorities; or let it sign all else."""
-    usage = x509.KeyUsage(
-        digital_signature=not ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    others = dict.fromkeys((*never, "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **others)
     kind = x509.BasicConstraints(ca=ca, path_length=0 if ca else None)
     return builder.add_extension(kind, critical=True).add_extension(usage, critical=True)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from math import inf
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -128,9 +129,8 @@ class Attendance:
         self._gone: dict[str, float] = {}
         self.hellos: dict[str, Hello] = {}  # what each site said that was ever accepted
         self.nodes: dict[str, int] = {}  # where those are that are here
-        self.faults: dict[str, str] = {}  # why others were not accepted, and are not asked again
-        self.silent: dict[str, str] = {}  # why others gave no answer yet
-        self.waiting: dict[str, str] = {}  # why others cannot say yet whether they take part
+        # why others are not: they wait, are silent (both are asked again), or were refused
+        self.absent: dict[str, tuple[str, str]] = {}
         self._ask_again: dict[str, float] = {}
 
     def ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
@@ -160,11 +160,11 @@ class Attendance:
         while True:
             self.greet(max(limits.wait - (time.monotonic() - begun), 1.0))
             late = time.monotonic() - begun > limits.wait
-            if late or len(self.hellos) + len(self.faults) >= wanted:
+            if late or len(self.hellos) + len(self._absent("refused")) >= wanted:
                 break
             time.sleep(limits.poll)
         if len(self.hellos) < expected.least:
-            kind = NotApproved if self.waiting else TooFewClients
+            kind = NotApproved if self._absent("waits for approval") else TooFewClients
             raise kind(
                 f"{len(self.hellos)} of {wanted} sites are here after "
                 f"{time.monotonic() - begun:.0f} s, {expected.least} are needed; missing: "
@@ -177,7 +177,7 @@ class Attendance:
         new = {
             site: node
             for site, node in self._connected().items()
-            if node not in known and site not in self.faults and self._ask_again.get(site, 0) <= now
+            if node not in known and self._ask_again.get(site, 0) <= now
         }
         seconds, group = min(seconds, self._limits.wait), f"hello {self._order.seed}"
         mail = ask(self._grid, self.letters(new), group, seconds, self._limits)
@@ -188,22 +188,17 @@ class Attendance:
                 hello = self._take_in(site, new[site], mail)
                 about["site"] = hello.member.name  # without keys a node has no name before
                 self.log.write("takes part", **about, experiment=hello.experiment)
-            except messages.NotYet as error:
-                if site not in self.waiting:
-                    self._note(f"{site} {error}")
-                    self.log.write("waits for approval", **about)
-                self.waiting[site] = str(error)
-                self._ask_again[site] = time.monotonic() + self._limits.again
             except FedbnError as error:
                 silent = site in mail.faults  # perhaps at work, on one message at a time
-                kept, said = (self.silent, "silent") if silent else (self.faults, "refused")
-                if site not in kept:
-                    self._note(f"{site} is {said}: {error}")
+                waits, again = isinstance(error, messages.NotYet), self._limits.again
+                said = "waits for approval" if waits else "silent" if silent else "refused"
+                if site not in self._absent(said):
+                    self._note(f"{site} {error}" if waits else f"{site} is {said}: {error}")
                     self.log.write(said, **about, reason=str(error)[:500])
-                kept[site] = str(error)
-                # One that stays silent takes a third of a run's time at most.
-                again = max(self._limits.again, 2 * min(mail.seconds, _HELLO_SECONDS))
-                self._ask_again[site] = time.monotonic() + again
+                self.absent[site] = said, str(error)
+                if silent:  # one that stays so takes a third of a run's time at most
+                    again = max(again, 2 * min(mail.seconds, _HELLO_SECONDS))
+                self._ask_again[site] = time.monotonic() + (inf if said == "refused" else again)
 
     def letters(self, nodes: Mapping[str, int] | None = None) -> dict[str, Letter]:
         """The first question, for these nodes, or for all whose keys are known."""
@@ -239,8 +234,11 @@ class Attendance:
     def _missing(self, expected: Expected) -> str:
         """Say who is not here, and why."""
         away = [name for name in expected.names if name not in self.hellos]
-        reasons = dict.fromkeys(away, "not connected") | self.silent | self.faults | self.waiting
-        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "none"
+        reasons = {**dict.fromkeys(away, ("", "not connected")), **self.absent}
+        return "; ".join(f"{name}: {reason}" for name, (_, reason) in reasons.items()) or "none"
+
+    def _absent(self, how: str) -> list[str]:
+        return [site for site, (said, _) in self.absent.items() if said == how]
 
     def _take_in(self, site: str, node: int, mail: Mail) -> Hello:
         """Accept a site that says what it is, or raise why not."""
@@ -259,8 +257,7 @@ class Attendance:
         if fault := differences(hello, first) or self._sites().agree(name, hello.member.examples):
             raise FedbnError(fault)
         self.hellos[name], self.nodes[name] = hello, node
-        for late in (self.waiting, self.silent):
-            late.pop(site, None)
+        self.absent.pop(site, None)
         return hello
 
     def _coming_back(self) -> bool:

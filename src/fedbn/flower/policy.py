@@ -164,10 +164,11 @@ def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
 
 
 def _steps(plan: Plan, own: Client, rules: Sequence[Rule], epochs: int | None = None) -> int:
-    """Count a round's batches: rules train more than once, one within the other."""
+    """Count a round's batches: a rule may train twice, and rules wrap each other."""
     if not rules:
         return plan.steps(own, epochs)
-    asked = (epochs if one is None else one for one in rules[0].trainings)
+    first = getattr(rules[0], "epochs", None) or epochs
+    asked = (first, epochs) if rules[0].several else (epochs,)
     return sum(_steps(plan, own, rules[1:], one) for one in asked)
 
 

@@ -68,7 +68,7 @@ def ask_sites(
             if site in here.hellos:
                 yield True, here.hellos[site].text
             else:
-                yield False, f"{site}: {here.faults.get(site, 'not connected')}"
+                yield False, f"{site}: {here.absent.get(site, ('', 'not connected'))[1]}"
 
 
 @dataclass(frozen=True)
@@ -286,10 +286,9 @@ def add_site(folder: FederationFolder, site: str) -> Path:
 
 def note_made(folder: FederationFolder, sites: Sequence[str]) -> None:
     """Log the keys that were made here for sites."""
-    own = own_log(folder)
-    for key, site in folder.keys().items():
-        if site in sites:
-            own.write("admitted", site=site, key=fingerprint(key), confirmed="made here")
+    own, keys = own_log(folder), {site: key for key, site in folder.keys().items()}
+    for site in sites:
+        own.write("admitted", site=site, key=fingerprint(keys[site]), confirmed="made here")
 
 
 def _tell_server(folder: FederationFolder) -> None:

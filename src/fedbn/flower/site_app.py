@@ -85,20 +85,17 @@ def _one_node(
         with suppress(messages.Unreadable):
             say(_done(messages.get(message.content, Order, *message.content.array_records)))
 
-    def alive() -> bool:
-        return node.status() is None and not stop()
-
     secret, port = secrets.token_bytes(32), free_port()
     node = _start_node(bundle, home, secret, port)
     try:
         # A node that has not got the port ends; until it has, another may listen there and ask.
-        while alive() and _ACCEPTED not in node.said():
+        while node.status() is None and not stop() and _ACCEPTED not in node.said():
             time.sleep(0.05)
         work(
             partial(reply, site),
             f"127.0.0.1:{port}",
             secret,
-            alive=alive,
+            alive=lambda: node.status() is None and not stop(),
             answered=answered,
         )
     finally:

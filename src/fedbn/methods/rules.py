@@ -156,7 +156,6 @@ class Ditto(Rule):
     word = "ditto"
     used = "personal"
     several = True
-    trainings = (None, None)
 
     def declare(self, model: ModelParts) -> Iterator[Memory]:
         """All of the model once more."""
@@ -233,11 +232,6 @@ class HeadFirst(Rule):
     epochs: int
     word = "head_first"
     several = True
-
-    @property
-    def trainings(self) -> tuple[int | None, ...]:
-        """The head's, and the body's."""
-        return self.epochs, None
 
     def declare(self, model: ModelParts) -> tuple[Memory, ...]:
         """Nothing is remembered but what the method keeps local anyway."""
