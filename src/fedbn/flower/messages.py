@@ -78,6 +78,7 @@ class Member(_Document):
 
 SampleShape = Annotated[tuple[PositiveInt, ...], Field(max_length=8), AfterValidator(of_sane_size)]
 ClassName = Annotated[str, Field(max_length=200)]
+ClassNames = Annotated[tuple[ClassName, ...], Field(min_length=1, max_length=100_000)]
 TargetType = Literal["bool", "uint8", "int64", "float32", "float64"]
 
 
@@ -126,9 +127,7 @@ class Hello(_Logged):
     device: str = Field(max_length=50)  # what it trains on, which may differ
     schema_hash: str = Field(max_length=64)  # of its model
     experiment: Sha256  # what a person at the site approves, as a hash
-    classes: Annotated[
-        tuple[ClassName, ...], Field(min_length=1, max_length=100_000)
-    ]  # of its data
+    classes: ClassNames  # of its data
     input_shape: SampleShape  # of one of its samples
     # type and shape of one of its targets
     target: tuple[TargetType, SampleShape] = ("int64", ())

@@ -97,20 +97,19 @@ def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
     own = next(client for client in plan.federation.clients if client.name == site)
     _check_method(policy, order, plan)
     _check_model(policy, order, plan)
-    _check_samples(policy, plan, own)
-    _at_most("max_rounds", plan.training.rounds, policy.max_rounds, "rounds")
+    _bounded(policy, "max_rounds", plan.training.rounds, "rounds")
     if order.round > plan.training.rounds:
         raise Forbidden(f"round {order.round} of {plan.training.rounds}: the run is over")
-    _check_decay(policy, order, plan)
+    _check_samples(policy, order, plan, own)
     if order.members:
-        _at_least("min_sites", plan.clients_a_round, policy.min_sites, "sites a round")
+        _bounded(policy, "min_sites", plan.clients_a_round, "sites a round")
     _check_steps(policy, plan, own)
 
 
 def check_runs(policy: Policy, root: Path, run: Path) -> None:
     """Refuse one run more than the policy allows."""
     others = [path.parent for path in root.glob("*/config.toml") if path.parent != run]
-    _at_most("max_runs", len(others) + 1, policy.max_runs, "runs")
+    _bounded(policy, "max_runs", len(others) + 1, "runs")
 
 
 def _check_method(policy: Policy, order: Order, plan: Plan) -> None:
@@ -132,18 +131,14 @@ def _check_model(policy: Policy, order: Order, plan: Plan) -> None:
     raise _forbidden(f"model {name} ({found[:16]})", f"models = {policy.models}")
 
 
-def _check_samples(policy: Policy, plan: Plan, own: Client) -> None:
+def _check_samples(policy: Policy, order: Order, plan: Plan, own: Client) -> None:
+    """Refuse batches and updates of few samples: also by steps that undo those of other batches."""
     sizes = plan.training.sizes(len(own.train))[: plan.steps(own)]
     last = ", the last, which training.last_batch = 'merge' avoids" if sizes[-1] < sizes[0] else ""
-    _at_least("min_batch", min(sizes), policy.min_batch, f"samples a batch{last}")
-    _at_least("min_samples", sum(sizes), policy.min_samples, "samples behind an update")
-
-
-def _check_decay(policy: Policy, order: Order, plan: Plan) -> None:
-    """Refuse steps that undo the others: one batch alone would be behind an update."""
-    training, rules = plan.training.in_round(max(order.round, 1)), plan.method.rules
-    args = training.optimizer_args
-    pulls = [getattr(rule, key, 0.0) for rule in rules for key in ("mu", "alpha")]
+    _bounded(policy, "min_batch", min(sizes), f"samples a batch{last}")
+    _bounded(policy, "min_samples", sum(sizes), "samples behind an update")
+    training, args = plan.training.in_round(max(order.round, 1)), plan.training.optimizer_args
+    pulls = [getattr(rule, key, 0.0) for rule in plan.method.rules for key in ("mu", "alpha")]
     decay = training.lr * (sum(pulls) + args.get("weight_decay", 0.0))
     others = (args.get("dampening", 0.0), args.get("lr_decay", 0.0), args.get("momentum", 0.0) - 1)
     if policy.min_samples > 1 and (most := max(decay, *others)) > _DECAY:
@@ -172,14 +167,11 @@ def _steps(plan: Plan, own: Client, rules: Sequence[Rule], epochs: int | None = 
     return sum(_steps(plan, own, rules[1:], one) for one in asked)
 
 
-def _at_least(rule: str, found: int, least: int, what: str) -> None:
-    if found < least:
-        raise _forbidden(f"{found:,} {what}", f"{rule} = {least:,}")
-
-
-def _at_most(rule: str, found: int, most: int, what: str) -> None:
-    if found > most:
-        raise _forbidden(f"{found:,} {what}", f"{rule} = {most:,}")
+def _bounded(policy: Policy, rule: str, found: int, what: str) -> None:
+    """Hold a number to the rule of that name, the least or the most."""
+    limit = getattr(policy, rule)
+    if found < limit if rule.startswith("min") else found > limit:
+        raise _forbidden(f"{found:,} {what}", f"{rule} = {limit:,}")
 
 
 def _forbidden(what: str, rule: str) -> Forbidden:

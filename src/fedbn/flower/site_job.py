@@ -232,9 +232,8 @@ class Desk:
         names = [member.name for member in order.members]
         if own.name not in names:
             raise ConfigError(f"site {own.name} is not among the members of this run")
-        if (order.classes, order.input_shape, order.target) != (
-            (alone.classes, alone.input_shape, alone.target)
-        ):  # a plan for fewer classes would fail or not by what the first labels are
+        fits = alone.classes, alone.input_shape, alone.target
+        if fits != (order.classes, order.input_shape, order.target):  # fewer classes ask for labels
             raise ModelError("other classes, or another shape, than the site's data has")
         sites = federation_of(order.members, order.classes, order.input_shape, order.target, own)
         self.plan = plan_of(job, sites)
