@@ -49,19 +49,15 @@ def differences(hello: Hello, first: Hello) -> str | None:
     if hello.version != __version__:
         return f"another version: fedbn {hello.version} there, fedbn {__version__} here"
     if hello.classes != first.classes:
-        return (
-            f"another class list: {digest(hello.classes)} there, {digest(first.classes)} at "
-            f"{first.member.name} ({_unlike(hello.classes, first.classes)})"
-        )
+        hashes = f"{digest(hello.classes)} there, {digest(first.classes)} at {first.member.name}"
+        return f"another class list: {hashes} ({_unlike(hello.classes, first.classes)})"
     if hello.input_shape != first.input_shape:
         return f"samples of shape {hello.input_shape}, {first.input_shape} elsewhere"
     if hello.target != first.target:
         return f"targets of {hello.target}, {first.target} elsewhere"
     if hello.schema_hash != first.schema_hash:
-        return (
-            f"another model: {hello.schema_hash[:16]} there, {first.schema_hash[:16]} at "
-            f"{first.member.name}"
-        )
+        hashes = f"{hello.schema_hash[:16]} there, {first.schema_hash[:16]} at {first.member.name}"
+        return f"another model: {hashes}"
     return None
 
 

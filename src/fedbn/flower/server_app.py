@@ -263,8 +263,7 @@ def admit(folder: FederationFolder, request: Request, confirmed: str) -> Path:
     """Take in a site by its request; a server that is up learns its key at once."""
     own = own_log(folder)  # first: what cannot be logged is not done
     folder.admit(request)
-    facts = {"site": request.site, "key": fingerprint(request.key), "confirmed": confirmed}
-    own.write("admitted", **facts)
+    own.write("admitted", site=request.site, key=fingerprint(request.key), confirmed=confirmed)
     _tell_server(folder)
     return folder.bundle(request.site)
 
