@@ -222,7 +222,7 @@ def assert_newcomer(grid: FakeGrid, again, folder) -> None:
     shared = load(sent.content[messages.SHARED][KEY].data)
     theirs = load(others[1].content[messages.SHARED][KEY].data)
     assert all(torch.equal(shared[name], value) for name, value in theirs.items())
-    desk = again._desk(order)
+    desk = again._desk(order, messages.job_of(order))
     pack = desk._initial.shared.layout.pack(shared)
     local, source = desk._local(order, desk._run, pack)
     with torch.no_grad():

@@ -76,7 +76,7 @@ class Site:
         """Say what the site's data is, in counts and names."""
         if "names" not in self.options.policy.sends:
             raise Forbidden("the site's policy forbids to name columns and classes (sends)")
-        with _own_data():
+        with _own_data(self.options.data):
             return report_of(DataSection.model_validate(dict(self.options.data)), self.options.name)
 
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
@@ -119,7 +119,7 @@ class Site:
 
     def _read(self, contract: ContractSection | None) -> Federation:
         section = DataSection.model_validate(dict(self.options.data))
-        with _own_data():
+        with _own_data(self.options.data):
             found = alone(section.model_copy(update={"contract": contract}), self.options.name)
             check_federation(found)
         return found
@@ -199,11 +199,13 @@ def one_thread() -> None:
 
 
 @contextmanager
-def _own_data() -> Iterator[None]:
+def _own_data(data: Mapping[str, Any]) -> Iterator[None]:
     """How a site's files are named and written is its own affair, and told of as data is."""
     try:
         yield
     except ConfigError as error:
+        if "path" not in data and ":" not in str(data.get("name")):  # a data set that fedbn ships
+            raise
         raise DataError(str(error)) from error
 
 
