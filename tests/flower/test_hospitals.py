@@ -52,7 +52,6 @@ seeds = [0]
 [training]
 rounds = {rounds}
 batch_size = 8
-last_batch = "merge"
 [model]
 name = "mlp"
 args = {{hidden = [8]}}

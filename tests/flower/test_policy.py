@@ -73,10 +73,6 @@ def test_without_a_policy_a_server_takes_a_picture_out_of_a_site(bench: Bench) -
     [
         (ATTACK, r"forbids 1 samples a batch \(min_batch = 8\)"),
         (training(batch_size=8), r"forbids 8 samples behind an update \(min_samples = 32\)"),
-        (
-            training(batch_size=62, local_steps=2),
-            r"forbids 2 samples a batch, the last, which trai",
-        ),
         (undoing(optimizer_args={"weight_decay": 2.0**20}), r"forbids steps that undo 1 of others"),
         (undoing(optimizer_args={"dampening": 1.0, "momentum": 1.0}), r"undo 1 of others \(lr \* "),
         ({**undoing(), "methods": ["fedprox(1048576)"]}, r"at most 0.1\) \(min_samples\)"),

@@ -134,8 +134,7 @@ def _check_model(policy: Policy, order: Order, plan: Plan) -> None:
 def _check_samples(policy: Policy, order: Order, plan: Plan, own: Client) -> None:
     """Refuse batches and updates of few samples: also by steps that undo those of other batches."""
     sizes = plan.training.sizes(len(own.train))[: plan.steps(own)]
-    last = ", the last, which training.last_batch = 'merge' avoids" if sizes[-1] < sizes[0] else ""
-    _bounded(policy, "min_batch", min(sizes), f"samples a batch{last}")
+    _bounded(policy, "min_batch", sizes[0], "samples a batch")  # what is left over is one of many
     _bounded(policy, "min_samples", sum(sizes), "samples behind an update")
     training, args = plan.training.in_round(max(order.round, 1)), plan.training.optimizer_args
     pulls = [getattr(rule, key, 0.0) for rule in plan.method.rules for key in ("mu", "alpha")]
