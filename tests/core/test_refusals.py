@@ -108,7 +108,7 @@ class Raises(nn.Sequential):
 def test_a_client_that_raises_is_named_and_the_round_goes_on(vectors: Federation):
     made = plan(fedbn(), spoiled(vectors, "a"), lambda: Raises(*bn_net()), rounds=1)
     state, report = run_round(made, initial_state(made), Trainer(made))
-    assert report.refusals == [Refusal("a", "RuntimeError: no such scanner")]
+    assert report.refusals == [Refusal("a", "RuntimeError: no such scanner", "RuntimeError")]
     assert list(report.losses) == ["b", "c"]
     rest = plan(fedbn(), without(vectors, "a"), lambda: Raises(*bn_net()), rounds=1)
     assert same(state.shared, done(rest).shared)

@@ -230,6 +230,9 @@ def test_folders_that_cannot_be_opened_say_why(home: Path, tmp_path: Path):
     with pytest.raises(DamagedRun, match="format 9 is from a newer fedbn"):
         fedbn.open_run(home / "silobn")
     shutil.rmtree(home / "fedbn" / "checkpoints")
+    with pytest.raises(ConfigError, match="records without checkpoints: no models to use"):
+        fedbn.open_run(home / "fedbn")
+    (home / "fedbn" / "metrics.jsonl").unlink()
     with pytest.raises(ConfigError, match="no round of fedbn, setting default, seed 0"):
         fedbn.open_run(home / "fedbn")
     assert [job.rounds_done for job in fedbn.jobs_of(home / "fedbn")] == [0]
