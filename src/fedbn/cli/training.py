@@ -20,7 +20,6 @@ from fedbn.cli import console
 from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Stopper
-from fedbn.core.metric import first_metric
 from fedbn.errors import Interrupted
 from fedbn.experiments.configuration import checked, held_experiment
 from fedbn.experiments.jobs import Event, Listener, to_all
@@ -30,7 +29,7 @@ from fedbn.experiments.process_pool import own_process
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
 from fedbn.results import figures
-from fedbn.results.aggregate import ScoreTable, Summary, summarize
+from fedbn.results.aggregate import RunFiles, Summary
 from fedbn.results.result_table import condensed, fitted, readable, written
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
@@ -167,16 +166,14 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str], as_json: bool)
 
 def show(folder: RunFolder, showing: Showing) -> None:
     """Print the table, of many clients how they spread, and draw the learning curves."""
-    experiment = held_experiment(folder)
-    metric = first_metric(folder.read_environment())
-    table = ScoreTable.of(metrics.read(folder.metrics), metric)
-    choose = isinstance(experiment.method.mu, list)
-    summary = summarize(table, experiment.evaluation.report, choose_setting=choose)
+    records, config = metrics.read(folder.metrics), folder.read_request()
+    run = RunFiles(str(folder.path), records, config, folder.read_environment())
+    summary = run.summary
     with explained(folder.curves):
-        figures.draw_curves(table, folder.curves)
+        figures.draw_curves(run.table, folder.curves)
     some = summary if showing.clients == "all" else condensed(summary)
     if showing.as_json:
-        _print_json(summary, str(folder.path))
+        _print_json(summary, run.path)
     elif showing.form == "text":
         print_summary(some)
     else:

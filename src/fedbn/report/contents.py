@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbn.core.metric import PERCENT, Metric, first_metric
+from fedbn.core.metric import PERCENT, Metric
 from fedbn.core.state import Entry
 from fedbn.results import aggregate
-from fedbn.text import flat, points_said
+from fedbn.text import points_said
 
 Array = NDArray[np.float64]
 
@@ -117,47 +116,17 @@ MOST_LABELS = 10
 
 
 @dataclass(frozen=True)
-class RunContents:
+class RunContents(aggregate.RunFiles):
     """One run folder: its files, and what its models tell, where they can be had.
 
     `missing` says of sections why they cannot be shown, `notes` what else a reader should know.
     """
 
-    path: str
-    records: aggregate.Records
-    config: Mapping[str, Any]
-    environment: Mapping[str, Any]
     exchanges: tuple[Exchange, ...] = ()
     facts: Facts | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     name: str = ""
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The configuration by dotted keys; it may be incomplete."""
-        return dict(flat(self.config))
-
-    @property
-    def report(self) -> aggregate.Report:
-        """Which round counts."""
-        return "best" if self.settings.get("evaluation.report") == "best" else "last"
-
-    @cached_property
-    def metric(self) -> Metric:
-        """What the run is judged by."""
-        return first_metric(self.environment)
-
-    @cached_property
-    def table(self) -> aggregate.ScoreTable:
-        """The records as numbers."""
-        return aggregate.ScoreTable.of(self.records, self.metric)
-
-    @cached_property
-    def summary(self) -> aggregate.Summary:
-        """The table of results."""
-        choose = isinstance(self.settings.get("method.mu"), list)
-        return aggregate.summarize(self.table, self.report, choose_setting=choose)
 
     @property
     def rows(self) -> tuple[aggregate.Row, ...]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from fedbn.core.best_round import Validation, best_round, validation
-from fedbn.core.metric import ACCURACY, Metric
+from fedbn.core.metric import ACCURACY, Metric, first_metric
+from fedbn.text import flat
 
 Records = Sequence[Mapping[str, Any]]
 Report = Literal["last", "best"]
@@ -339,6 +341,42 @@ def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[lis
             settings = ", ".join(key.setting for key in own)
             remarks.append(f"{method}: {best.setting} chosen on validation data from {settings}")
     return kept, remarks
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run as its files tell it."""
+
+    path: str  # its folder, or what else to call it
+    records: Records  # the lines of `metrics.jsonl`
+    config: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
+    environment: Mapping[str, Any] = field(default_factory=dict)  # `environment.json`
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration by dotted keys; it may be incomplete."""
+        return dict(flat(self.config))
+
+    @property
+    def report(self) -> Report:
+        """Which round counts."""
+        return "best" if self.settings.get("evaluation.report") == "best" else "last"
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What the run is judged by."""
+        return first_metric(self.environment)
+
+    @cached_property
+    def table(self) -> ScoreTable:
+        """The records as numbers."""
+        return ScoreTable.of(self.records, self.metric)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The table of results."""
+        choose = isinstance(self.settings.get("method.mu"), list)
+        return summarize(self.table, self.report, choose_setting=choose)
 
 
 @dataclass(frozen=True)

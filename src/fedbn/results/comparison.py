@@ -12,14 +12,14 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fedbn.core.metric import ACCURACY, Metric, first_metric
+from fedbn.core.metric import ACCURACY, Metric
 from fedbn.errors import ConfigError, unknown
 from fedbn.results import display_name
-from fedbn.results.aggregate import MEAN, Key, Records, Report, ScoreTable, summarize
+from fedbn.results.aggregate import MEAN, Key, RunFiles
 from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
 from fedbn.results.result_table import MOST
 from fedbn.text import counted, flat, harmless, table
@@ -79,33 +79,14 @@ Repeated = dict[str, dict[Repetition, float]]
 """By column, `mean` among them: a value a repetition."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """A run as its files tell it."""
-
-    name: str  # what to call it, its path for instance
-    records: Records  # the lines of `metrics.jsonl`
-    config: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
-    environment: Mapping[str, Any] = field(default_factory=dict)  # `environment.json`
-
-    @cached_property
-    def table(self) -> ScoreTable:
-        """The records as numbers."""
-        return ScoreTable.of(self.records, self.metric)
-
-    @property
-    def metric(self) -> Metric:
-        """What the run is judged by."""
-        return first_metric(self.environment)
+class Side(RunFiles):
+    """A run to compare: its scores by repetition."""
 
     @cached_property
     def scores(self) -> dict[Key, Repeated]:
         """Of each method and setting; splits of the data are repetitions, and no settings."""
-        report: Report = self.config.get("evaluation", {}).get("report", "last")
-        choose = isinstance(self.config.get("method", {}).get("mu"), list)
-        kept = summarize(self.table, report, choose_setting=choose).rows
-        known, found = self.table.scores(report), dict[Key, Repeated]()
-        for row in kept:
+        known, found = self.table.scores(self.report), dict[Key, Repeated]()
+        for row in self.summary.rows:
             parts = row.key.setting.split(",")
             splits = [part for part in parts if part.partition("=")[0] in _SPLITS]
             setting = ",".join(part for part in parts if part not in splits) or "default"
@@ -114,7 +95,7 @@ class Side:
                 values = own.setdefault(column, {})
                 values |= {Repetition(",".join(splits), seed): v for seed, v in seeds.items()}
         if not any(found.values()):
-            raise ConfigError(f"{self.name}: no test {self.metric.words} yet; nothing to compare")
+            raise ConfigError(f"{self.path}: no test {self.metric.words} yet; nothing to compare")
         return found
 
     def overlap(self, client: str) -> float:
@@ -126,7 +107,7 @@ class Side:
         if sizes:
             own = [sizes[client]] if client in sizes else list(sizes.values())
             return float(sum(test for _, test in own) / sum(train for train, _ in own))
-        share = self.config.get("data", {}).get("test_share", _TEST_SHARE)
+        share = self.settings.get("data.test_share", _TEST_SHARE)
         return float(share / (1 - share))
 
 
@@ -211,15 +192,15 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
     `methods` are all that there are unless given. Of two runs: one to look at, or A's and B's.
     """
     if a.metric != b.metric:
-        titles = f"{a.name} is judged by {a.metric.title}, {b.name} by {b.metric.title}"
+        titles = f"{a.path} is judged by {a.metric.title}, {b.path} by {b.metric.title}"
         raise ConfigError(f"{titles}: nothing to compare")
     found = _within(a, methods) if a is b else _between(a, b, methods)
     clients = sum(len(set(match.columns) - {MEAN}) for match in found)
     family = clients, len(found)
     pairs = [_pair(match, family) for match in found]
     return Comparison(
-        a=a.name,
-        b=b.name,
+        a=a.path,
+        b=b.path,
         configuration=changes(a.config, b.config),
         environment=changes(*({k: s.environment.get(k, {}) for k in _ENVIRONMENT} for s in (a, b))),
         pairs=tuple(pairs),
@@ -241,7 +222,7 @@ def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
         if (x.method != y.method and _meet(x, y, keys, keys)) or {x.label, y.label} <= {*methods}
     ]
     if not found:
-        raise ConfigError(f"{side.name}: one method; nothing to compare it with")
+        raise ConfigError(f"{side.path}: one method; nothing to compare it with")
     return found
 
 
@@ -276,7 +257,7 @@ def _keys(side: Side, name: str | None) -> list[Key]:
     found = [key for key in side.scores if name in (None, key.method, key.label)]
     if not found:
         known = [key.label for key in side.scores]
-        raise ConfigError(f"{side.name}: {unknown('method', str(name), known)}")
+        raise ConfigError(f"{side.path}: {unknown('method', str(name), known)}")
     return found
 
 
@@ -319,7 +300,7 @@ def _doubts(pairs: Iterable[Pair]) -> Iterator[str]:
 
 def _both(a: Side, b: Side, has_a: Iterable[Any], has_b: Iterable[Any]) -> str:
     words = [", ".join(str(getattr(x, "label", x)) for x in has) for has in (has_a, has_b)]
-    return f"{a.name} has {words[0]}; {b.name} has {words[1]}"
+    return f"{a.path} has {words[0]}; {b.path} has {words[1]}"
 
 
 def score_titles(metric: Metric) -> tuple[str, ...]:
