@@ -309,14 +309,10 @@ class Experiment(Section):
         return {**raw, "evaluation": {**evaluation, "report": "best"}}
 
     @model_validator(mode="after")
-    def _one_task(self) -> Experiment:
+    def _keys_agree(self) -> Experiment:
         agreed = self.data.contract.task if self.data.contract else None
         if agreed and self.task.name in get_args(StandardTask) and self.task.name != agreed:
             raise ValueError(f"task.name = {self.task.name!r}: data.contract.task is {agreed!r}")
-        return self
-
-    @model_validator(mode="after")
-    def _choosing_needs_validation(self) -> Experiment:
         grid = isinstance(self.method.mu, list)
         if grid and not self.evaluation.validation:
             raise ValueError(
