@@ -192,14 +192,11 @@ def dependence(x: Tensor, *, tolerance: float = 1e-9) -> Dependence:
     usable = (length[:, None] > 0) & (length[None, :] > 0)
     exact = "donot_use_mm_for_euclid_dist"
     apart = [torch.cdist(unit, ends, compute_mode=exact) for ends in (unit, -unit)]
-    same, opposite = (_pairs((far < tolerance) & usable) for far in apart)
+    close = (torch.nonzero((far < tolerance) & usable).tolist() for far in apart)
+    same, opposite = (tuple((p, q) for p, q in pairs if p < q) for pairs in close)
     lines = unit[[p for p, _ in opposite]]
     straight = bool(opposite) and int(torch.linalg.matrix_rank(lines)) < len(opposite)
     return Dependence(zeros, same, opposite, bool(zeros or same) or straight)
-
-
-def _pairs(close: Tensor) -> tuple[tuple[int, int], ...]:
-    return tuple((p, q) for p, q in torch.nonzero(close).tolist() if p < q)
 
 
 @dataclass(frozen=True)
