@@ -87,8 +87,10 @@ def _matrix(
             box = {"x": x, "y": y, "width": cell - 1, "height": cell - 1, "rx": 1.5}
             shade = {"fill": colour, "fill_opacity": 0.05 + 0.6 * share}
             parts.append(svg.tag("rect", tip, **box, **shade))
-            if len(names) <= _MOST_WITH_NUMBERS and texts[i][j]:
-                parts.append(_number(texts[i][j], x + cell / 2, y + cell / 2, cell))
+            if len(names) <= _MOST_WITH_NUMBERS and (text := texts[i][j]):
+                size = min(11.0, 1.7 * cell / max(2, len(text)))
+                at = {"x": x + cell / 2, "y": y + cell / 2 + size * 0.35, "text_anchor": "middle"}
+                parts.append(svg.tag("text", text, **at, style=f"font-size:{size:.1f}px"))
     return parts, top + cell * len(names)
 
 
@@ -105,12 +107,6 @@ def _names(
         anchor = "start" if slanted else "middle"
         found.append(svg.label(x, y, name, anchor, most=_MOST_SIGNS, **turned))
     return found
-
-
-def _number(text: str, x: float, y: float, cell: float) -> Markup:
-    size = min(11.0, 1.7 * cell / max(2, len(text)))
-    style = f"font-size:{size:.1f}px"
-    return svg.tag("text", text, x=x, y=y + size * 0.35, text_anchor="middle", style=style)
 
 
 _WIDTH, _HEIGHT = 320.0, 274.0
