@@ -155,6 +155,9 @@ class Worker:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # the terminal's Ctrl-C goes to the parent alone
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders, self._events = self._process.stdin, self._process.stdout
         self._listener = threading.Thread(target=self._listen, args=(inbox,), daemon=True)
         self._listener.start()
 
@@ -165,16 +168,14 @@ class Worker:
 
     def end(self) -> None:
         """End the process, which puts its last finished round on disk, whatever else it does."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._orders.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SAVE_SECONDS)
         self._process.kill()
         self._process.wait()
         self._listener.join()
-        self._process.stdout.close()
+        self._events.close()
 
     def status(self) -> int:
         """Wait for a process that closed its output, and give its exit status."""
@@ -182,14 +183,12 @@ class Worker:
 
     def say(self, line: str) -> None:
         """Tell the process something, if it still hears."""
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # its end arrives in the inbox
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self._orders.write(line + "\n")
+            self._orders.flush()
 
     def _listen(self, inbox: SimpleQueue[tuple[Worker, Event | None]]) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._events:
             inbox.put((self, Event.from_line(line)))
         inbox.put((self, None))
 
