@@ -66,7 +66,8 @@ def report(
     chosen = form or by_end.get(out.suffix.lower() if out else "", "html")
     file = out or runs[0] / f"report{_ENDS[chosen]}"
     check_out(file if file.parent.exists() else None)  # before minutes of work
-    content, left_out = _made(runs, chosen, method, seed, setting)
+    found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
+    content, left_out = _made(found, chosen)
     with explained(file, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)
@@ -74,10 +75,7 @@ def report(
     emit(shown(f"{file} ({len(content) / 1e6:.2f} MB)"))
 
 
-def _made(
-    runs: list[Path], form: Form, method: str | None, seed: int | None, setting: str | None
-) -> tuple[bytes, list[str]]:
-    found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
+def _made(found: list[RunContents], form: Form) -> tuple[bytes, list[str]]:
     if form in ("latex", "csv"):  # of many clients how they spread; as CSV all of them
         some = [run.summary if form == "csv" else condensed(run.summary) for run in found]
         tables = [written(readable(one, sys.maxsize, named=True), form) for one in some]
