@@ -11,7 +11,7 @@ import itertools
 import json as codec
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -78,20 +78,16 @@ def run(
         if out:
             RunFolder(out).check_empty()
         rehearse(raw, where, log or [], json)
-    else:
-        first = Path("runs", f"{file.stem if file else 'run'}-{time.strftime('%Y%m%d-%H%M%S')}")
-        others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-        new = next(path for path in itertools.chain([first], others) if not path.exists())
-        folder = RunFolder(out or new)
-        _run(folder, raw, where, showing=console.Showing(json, form, clients), log=log or [])
-
-
-def _run(folder: RunFolder, raw: dict[str, Any], where: str, **how: Any) -> None:
+        return
+    first = Path("runs", f"{file.stem if file else 'run'}-{time.strftime('%Y%m%d-%H%M%S')}")
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    new = next(path for path in itertools.chain([first], others) if not path.exists())
+    folder, showing = RunFolder(out or new), console.Showing(json, form, clients)
     made = folder.begin(raw)
     try:
         from fedbn.cli.training import launch  # torch takes seconds; the request is safe before
 
-        launch(folder, configuration.checked(raw, where), **how)
+        launch(folder, configuration.checked(raw, where), showing=showing, log=log or [])
     except Exception:
         if not folder.config.exists():
             folder.abandon(made)
