@@ -16,6 +16,7 @@ from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries, is_batchnorm
 from fedbn.data.survey import drawable
 from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
+from fedbn.experiments.jobs import Key as Job
 from fedbn.report import contents
 from fedbn.report.contents import RunContents
 from fedbn.results.aggregate import Key
@@ -131,9 +132,6 @@ def _examples(
         return contents.Example(pixels, true, guess, float(sure[place]))
 
     return tuple(map(example, drawn)), tuple(map(example, mistakes[:_MISTAKES]))
-
-
-Job = tuple[str, str, int]
 
 
 def gather(
