@@ -472,6 +472,5 @@ def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel |
 
 
 def _nearest(summary: Summary, name: str) -> Row | None:
-    exact = [row for row in summary.rows if row.key.method == name]
-    near = [row for row in summary.rows if row.key.method.startswith(f"{name}+")]
-    return next(iter([*exact, *near]), None)
+    near = [row for row in summary.rows if row.key.method.partition("+")[0] == name]
+    return min(near, key=lambda row: row.key.method != name, default=None)
