@@ -74,17 +74,17 @@ def test_every_part_and_method_can_be_added(name: str):
 def test_spaces_and_signs():
     method = parse_method(" fedavg + prox( mu = 1e-2 ) +median ")
     assert method.name == "fedavg+prox( mu = 1e-2 )+median"
-    assert method.penalties == (Proximal(0.01),)
-    assert parse_method("fedavg+prox(1e+2)").penalties == (Proximal(100.0),)
+    assert method.rules == (Proximal(0.01),)
+    assert parse_method("fedavg+prox(1e+2)").rules == (Proximal(100.0),)
     assert parse_method("fedavg+krum(f=1)").aggregator == Krum(1)
-    assert parse_method("fedprox(0.5)").penalties == (Proximal(0.5),)
+    assert parse_method("fedprox(0.5)").rules == (Proximal(0.5),)
 
 
 def test_mu_of_the_configuration_fills_what_is_not_written():
     mu = {"mu": 0.2}
-    assert parse_method("fedprox", mu).penalties == (Proximal(0.2),)
-    assert parse_method("fedbn+prox", mu).penalties == (Proximal(0.2),)
-    assert parse_method("fedbn+prox(3)", mu).penalties == (Proximal(3.0),)
+    assert parse_method("fedprox", mu).rules == (Proximal(0.2),)
+    assert parse_method("fedbn+prox", mu).rules == (Proximal(0.2),)
+    assert parse_method("fedbn+prox(3)", mu).rules == (Proximal(3.0),)
     assert parse_method("fedbn", mu) == fedbn()
     assert parse_method("fedprox") == fedprox()
 
@@ -165,7 +165,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_users_own_method_and_part(own_module: str):
     method = parse_method(f"{own_module}:headless('0.*')+{own_module}:strong")
     assert method.share.local_names == ("0.*",)
-    assert method.penalties == (Proximal(9.0),)
+    assert method.rules == (Proximal(9.0),)
     assert sys.path[-1] == str(Path.cwd())  # whatever is called as one of Python's hides nothing
 
 

@@ -177,12 +177,6 @@ class Method:
         if Mean() not in (self.aggregator, aggregator):
             raise ConfigError(f"{name}: each combines updates in its own way; choose one")
 
-    @property
-    def penalties(self) -> tuple[Penalty, ...]:
-        """The rules that only add a term to the loss."""
-        bare = (rule.penalty if isinstance(rule, PenaltyRule) else rule for rule in self.rules)
-        return tuple(one for one in bare if isinstance(one, Penalty))
-
     def parts(self, entries: Sequence[Entry]) -> ModelParts:
         """Divide a model's entries, tensors of several names once."""
         shared, local = (self._picked(entries, shared) for shared in (True, False))

@@ -193,7 +193,8 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
 def noticed(plan: Plan, clients: Sequence[Client]) -> Habits:
     """The habits of the model and, in one step of a client, of a user's own rules and losses."""
     found, method = habits(plan.initial_model, clients), plan.method
-    parts = (plan.task.loss, plan.task.loss_for, *method.rules, *method.penalties)
+    rules = (getattr(rule, "penalty", rule) for rule in method.rules)  # a penalty as one gave it
+    parts = (plan.task.loss, plan.task.loss_for, *rules)
     homes = {getattr(part, "__module__", "") for part in parts if part is not None}
     if found.draws or all(home.startswith(("fedbn.", "torch.")) for home in homes):
         return found

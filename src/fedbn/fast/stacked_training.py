@@ -175,9 +175,9 @@ def _train(
         optimizer.zero_grad(set_to_none=True)
         losses = _losses(stack.forward(batch.x, batch.counts, training=True), batch)
         losses.sum().backward()
-        for penalty in plan.method.penalties:
-            assert isinstance(penalty, Proximal)
-            penalty.add_gradient(shared, anchor)
+        for rule in plan.method.rules:
+            assert isinstance(rule, Proximal)
+            rule.add_gradient(shared, anchor)
         _step(optimizer, stack, batch.counts)
         total += losses.detach() * batch.sizes
         seen += batch.sizes

@@ -54,7 +54,7 @@ def parse_method(
     Examples:
         >>> parse_method("fedbn + prox(0.1)").name
         'fedbn+prox(0.1)'
-        >>> parse_method("fedprox", {"mu": 0.2}).penalties
+        >>> parse_method("fedprox", {"mu": 0.2}).rules
         (Proximal(mu=0.2),)
     """
     first, *rest = pieces = pieces_of(spec)

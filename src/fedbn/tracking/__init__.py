@@ -2,23 +2,7 @@
 
 A tracker is made by a function of the run folder and the configuration, hears every round of every
 job once, in order, and is closed. Rounds that were done before a resume are among them. Your own is
-`module:callable`:
-
-```python
-class Printed:
-    def log(self, job, round, records):
-        method, setting, seed = job
-
-    def done(self, job):
-        pass
-
-    def close(self):
-        pass
-
-
-def printed(folder, config):
-    return Printed()
-```
+`module:callable`, as docs/export.md shows.
 """
 
 from __future__ import annotations
