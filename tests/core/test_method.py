@@ -22,7 +22,7 @@ from tiny import bn_net, plain_net
 def test_parts_add_up():
     method = fedbn() | proximal(0.1) | server_adam(0.5) | krum(1) | local("norm")
     assert method.name == "fedbn+prox(0.1)+adam(0.5, 0.9, 0.99, 0.001)+krum(1)+local(norm_affine)"
-    assert method.penalties == (Proximal(0.1),)
+    assert method.rules == (Proximal(0.1),)
     assert method.server == server_adam(0.5)
     assert method.aggregator == Krum(1)
     assert method.share.local_kinds == {Kind.BN_AFFINE, Kind.BN_STATISTIC, Kind.NORM_AFFINE}
@@ -32,7 +32,7 @@ def test_penalties_add_and_of_what_there_is_one_of_two_are_refused():
     assert (fedavg() | median() | mean()).aggregator == Mean()
     with pytest.raises(ConfigError, match="each has an optimiser at the server; choose one"):
         _ = fedavg() | server_adam() | server_momentum()
-    assert (fedavg() | proximal(1) | proximal(2)).penalties == (Proximal(1), Proximal(2))
+    assert (fedavg() | proximal(1) | proximal(2)).rules == (Proximal(1), Proximal(2))
 
 
 def test_a_method_is_never_changed():
@@ -44,7 +44,7 @@ def test_a_method_is_never_changed():
 
 
 def test_fedprox_is_fedavg_and_a_term():
-    assert fedprox().penalties == (Proximal(0.01),)
+    assert fedprox().rules == (Proximal(0.01),)
     assert fedprox().share == fedavg().share
     assert (fedprox().name, fedprox(0.5).name) == ("fedprox", "fedprox(0.5)")
 
@@ -63,7 +63,7 @@ def test_what_is_no_part_cannot_be_added(part: object):
 def test_methods_add_up():
     both = fedbn() | fedprox(0.5)
     assert (both.name, both.share) == ("fedbn+fedprox(0.5)", fedbn().share)
-    assert both.penalties == (Proximal(0.5),)
+    assert both.rules == (Proximal(0.5),)
     with pytest.raises(ConfigError, match=r"fedbn\+centralized: one of them brings all data"):
         fedbn() | centralized()
 

@@ -123,8 +123,6 @@ def test_a_penalty_is_the_rule_that_only_adds_a_term() -> None:
     assert same(
         done(plan(one, federation(8, 9))).shared, done(plan(other, federation(8, 9))).shared
     )
-    assert one.penalties == (Proximal(0.3),)
-    assert other.penalties == ()
 
 
 @pytest.mark.shows("R02")

@@ -86,7 +86,7 @@ def test_settings_by_their_keys(tmp_path: Path) -> None:
         out=tmp_path / "out",
     )
     assert result.plan.training.optimizer == "Adam"
-    assert result.plan.method.penalties[0] == fedbn.proximal(0.5)
+    assert result.plan.method.rules[0] == fedbn.proximal(0.5)
     again = fedbn.fit(
         given("a", "b"),
         net,

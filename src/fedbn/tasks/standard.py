@@ -76,10 +76,7 @@ def _weighted(
 
 
 def weighted_cross_entropy(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-    """Cross entropy in which each sample, or place, counts as much as its class weighs.
-
-    Weights are relative to a client's mean, so that batches of any classes add up to its loss.
-    """
+    """Cross entropy in which each sample, or place, counts as its class weighs, by their mean."""
     if weights is None:
         return functional.cross_entropy(outputs, targets)
     given = weights.to(outputs)
