@@ -27,6 +27,7 @@ LARGEST = 400_000  # bytes of records a job
     [
         ("digits-methods", "digits-*", ("", "-gain")),
         ("digits-local-epochs", "sweep-local-epochs", ("", "-gain")),
+        ("digits-data-size", "sweep-data-size", ("", "-gain")),
         ("office", "office-*", ("", "-gain")),
         ("office-authors", "authors-office-*", ("",)),
     ],
