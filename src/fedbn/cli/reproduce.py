@@ -31,7 +31,7 @@ from fedbn.paper.theory.network import random_clients
 from fedbn.paper.theory.study import study
 from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
-from fedbn.runs.folder import RunFolder, write_atomically
+from fedbn.runs.folder import RunFolder, explained, write_atomically
 from fedbn.text import shown
 
 app = console.commands()
@@ -212,14 +212,17 @@ def _print(outcome: Outcome, folder: Path) -> None:
 
 @app.command(epilog="Examples: fedbn theory   ·   fedbn theory --alpha 10 --out theory/")
 def theory(
-    width: Annotated[int, typer.Option(min=1, help="Neurons, the paper's m.")] = 1024,
-    alpha: Annotated[float, typer.Option(min=0.001, help="Deviation at the start.")] = 4.0,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of gradient descent.")] = 200,
+    width: Annotated[int, typer.Option(min=1, max=10**6, help="Neurons, the paper's m.")] = 1024,
+    alpha: Annotated[
+        float, typer.Option(min=0.001, max=1000, help="Deviation at the start.")
+    ] = 4.0,
+    steps: Annotated[int, typer.Option(min=1, max=10**5, help="Steps of gradient descent.")] = 200,
     step: Annotated[
-        float, typer.Option(min=1e-6, help="Length of a step, by the longest stable one.")
+        float,
+        typer.Option(min=1e-6, max=1, help="Length of a step, by the longest without overshoot."),
     ] = 1.0,
-    clients: Annotated[int, typer.Option(min=1, help="Clients, the paper's N.")] = 3,
-    dim: Annotated[int, typer.Option(min=1, help="Inputs, the paper's d.")] = 8,
+    clients: Annotated[int, typer.Option(min=1, max=200, help="Clients, the paper's N.")] = 3,
+    dim: Annotated[int, typer.Option(min=2, max=256, help="Inputs, the paper's d.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Decides data and network.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="A folder for the figure (SVG, PNG) and theory.json.")
@@ -230,10 +233,12 @@ def theory(
 
     docs/theory.md explains every number.
     """
+    if out is not None:
+        with explained(out, ConfigError):
+            out.mkdir(parents=True, exist_ok=True)
     data = random_clients(clients=clients, dim=dim, seed=seed)
     found = study(data, width=width, alpha=alpha, steps=steps, step=step, seed=seed)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "theory.json", (found.to_json() + "\n").encode())
         pictures = draw_theory(found.to_dict(), out)
         say(f"wrote {', '.join(str(p) for p in pictures)}, theory.json")
@@ -246,11 +251,11 @@ def _print_theory(found: dict[str, Any]) -> None:
         ("least eigenvalue of the limit of G(0)", lambda b: f"{b['start']['mu']:.4g}"),
         ("least eigenvalue of Λ(0)", lambda b: f"{b['kernels']['total'][0]:.4g}"),
         ("the same in federated rounds", lambda b: f"{b['kernels']['of_rounds'][0]:.4g}"),
-        ("condition number of Λ(0)", lambda b: f"{b['own']['condition']:.4g}"),
-        ("the same in federated rounds", lambda b: f"{b['own_rounds']['condition']:.4g}"),
+        ("condition number of Λ(0)", lambda b: _finite(b["own"]["condition"])),
+        ("the same in federated rounds", lambda b: _finite(b["own_rounds"]["condition"])),
         ("error at the end, one step for all", lambda b: f"{b['measured'][-1]:.3g}"),
         ("error at the end, rounds, one step", lambda b: f"{b['rounds'][-1]:.3g}"),
-        ("error at the end, own step 1/λmax", lambda b: f"{b['own']['errors'][-1]:.3g}"),
+        ("error at the end, own step", lambda b: f"{b['own']['errors'][-1]:.3g}"),
         ("error at the end, rounds, own step", lambda b: f"{b['own_rounds']['errors'][-1]:.3g}"),
         ("λmin(Λ(t)) ≥ μ/2 with G∞", lambda b: _holds(b["printed"]["kernel_holds"])),
         ("λmin(Λ(t)) ≥ μ/2 with the limit of G(0)", lambda b: _holds(b["start"]["kernel_holds"])),
@@ -274,8 +279,12 @@ def _holds(true: bool) -> str:
     return "holds" if true else "fails"
 
 
+def _finite(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.4g}"
+
+
 def _width(bound: dict[str, Any]) -> str:
-    return f"{bound['width']:.3g}, {'met' if bound['width_met'] else 'unmet'}"
+    return f"{_finite(bound['width'])}, {'met' if bound['width_met'] else 'unmet'}"
 
 
 def _step(violation: int | None) -> str:

@@ -12,7 +12,7 @@ from torch.func import jacrev
 
 from fedbn.errors import ConfigError
 from fedbn.paper.theory.convergence import descend, federated_round, joint_step
-from fedbn.paper.theory.kernels import evolution, least_eigenvalue
+from fedbn.paper.theory.kernels import evolution, least_eigenvalue, spectrum
 from fedbn.paper.theory.network import (
     Network,
     Samples,
@@ -109,6 +109,22 @@ def test_joint_descent_can_prefer_fedavg(alpha: float) -> None:
     assert fedavg == pytest.approx((1 + a) / 4 - (1 - a) / (4 * math.pi), abs=1e-6)
     assert fedbn == pytest.approx((1 + a) / 4 - a / (4 * math.pi), abs=1e-6)
     assert (fedbn > fedavg) == (alpha**2 > 2)
+
+
+def test_in_rounds_with_own_steps_fedbn_can_be_behind_by_its_condition_number() -> None:
+    # λmax/λmin of the same two matrices, with 2 G* in the place of G*: (s + o)/(s − o) of each.
+    network, samples = plane(1.2)
+    followed = (
+        evolution(network, samples, 1.2).total,
+        evolution(personalise(network, 2), samples, 1.2).of_rounds(2),
+    )
+    fedavg, fedbn = (float(spectrum(one)[-1] / spectrum(one)[0]) for one in followed)
+    a = 1 / 1.2**2
+    straight, off = (1 + a) / 4, (1 - a) / (4 * math.pi)
+    assert fedavg == pytest.approx((straight + off) / (straight - off), abs=1e-5)
+    straight, off = (2 + a) / 4, a / (4 * math.pi)
+    assert fedbn == pytest.approx((straight + off) / (straight - off), abs=1e-5)
+    assert (round(fedavg, 2), round(fedbn, 2)) == (1.12, 1.18)
 
 
 def test_networks_are_kept_when_asked() -> None:

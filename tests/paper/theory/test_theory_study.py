@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from commanding import call
 from fedbn.core.randomness import generator
 from fedbn.errors import ConfigError
 from fedbn.paper.paper_figures import draw_theory
@@ -97,6 +98,44 @@ def test_plain_values() -> None:
 def test_wrong_numbers_are_named() -> None:
     with pytest.raises(ConfigError, match="steps=0"):
         study(steps=0)
+    for step in (0.0, 1.5, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"step={step}"):
+            study(step=step)
+    with pytest.raises(ConfigError, match=r"width=1000000 .* at most"):
+        study(width=10**6)
+
+
+def test_a_singular_kernel_has_no_condition_number_and_no_width() -> None:
+    # Of one input there are two directions, so that four samples are multiples of each other.
+    found = study(random_clients(clients=2, per_client=4, dim=1), width=16, steps=3, draws=1000)
+    assert not found.checks.assumption
+    plain = json.loads(found.to_json())
+    for branch in (plain["fedavg"], plain["fedbn"]):
+        assert branch["printed"]["mu"] == branch["start"]["mu"] == 0
+        assert branch["own"]["condition"] is branch["printed"]["width"] is None
+        assert branch["printed"]["kernel_holds"]
+    assert plain["checks"]["ratio"] is plain["checks"]["crossover_alpha"] is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--dim", 1), ("--dim", 10**9), ("--clients", 10**9), ("--width", 10**23),
+        ("--width", 10**6), ("--alpha", 1e70), ("--step", "inf"), ("--step", 100),
+        ("--steps", 10**12), ("--out", __file__),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_machine_can_compute_with_are_refused(flags: tuple[str, object]) -> None:
+    answer = call("theory", *flags)
+    assert answer.code == 3
+    assert "Traceback" not in answer.err
+    assert "not foreseen" not in answer.err
+
+
+def test_a_narrow_network_is_printed() -> None:
+    answer = call("theory", "--width", 1, "--steps", 1, "--clients", 1, "--dim", 2)
+    assert answer.code == 0, answer.err
+    assert "infinite" in answer.out
 
 
 def test_the_figure(tmp_path: Path) -> None:

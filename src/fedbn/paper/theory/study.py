@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from fedbn.paper.theory.network import (
 from fedbn.text import plain
 
 Errors = tuple[float, ...]
+
+# The numbers of the largest table, what every weight does to every sample: 2 GiB.
+_LARGEST = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,12 @@ def study(
         >>> found.checks.corollary, len(found.fedbn.measured)
         (True, 6)
     """
-    if not step > 0 or steps < 1:
-        raise ConfigError(f"step={step}, steps={steps}: want step above 0 and at least 1 step")
+    if not 0 < step <= 1 or steps < 1:
+        raise ConfigError(f"step={step}, steps={steps}: want step above 0, at most 1, and steps")
     data = random_clients(seed=seed) if samples is None else samples
+    if (size := data.x.numel() * width) > _LARGEST:
+        tables = f"width={width} for {len(data.x)} samples of {data.x.shape[1]} inputs"
+        raise ConfigError(f"{tables}: a table of {size:.3g} numbers; at most {_LARGEST:.3g}")
     shared = initial_network(data.x.shape[1], width=width, alpha=alpha, seed=seed)
     local = personalise(shared, data.clients)
     first, first_star = (kernels.evolution(net, data, alpha) for net in (shared, local))
@@ -256,6 +263,7 @@ def _checks(
     printed, start = (convergence.compare(gram, data.client) for gram in grams)
     sampled = kernels.monte_carlo_gram(data.x, setting.alpha, draws=draws, seed=setting.seed)
     sigmas = (sampled.mean - grams[0]).abs() / sampled.error
+    least = least_eigenvalue(zero.g)
     pairs = zip(fedavg.rounds, fedavg.measured, strict=True)
     return Checks(
         assumption=convergence.dependence(data.x).assumption_holds,
@@ -265,8 +273,8 @@ def _checks(
         start_corollary=start.holds,
         monte_carlo_sigmas=float(sigmas.nan_to_num().max()),
         start_distance=float((zero.g - grams[1]).norm() / grams[1].norm()),
-        ratio=printed.mu / start.mu,
+        ratio=printed.mu / start.mu if start.mu else math.inf,
         alpha_squared_dim=setting.alpha**2 * setting.dim,
-        crossover_alpha=(least_eigenvalue(zero.v) / least_eigenvalue(zero.g)) ** 0.5,
+        crossover_alpha=(least_eigenvalue(zero.v) / least) ** 0.5 if least else math.inf,
         rounds_are_joint=max(abs(a - b) / b for a, b in pairs),
     )
