@@ -28,6 +28,7 @@ LARGEST = 400_000  # bytes of records a job
         ("digits-methods", "digits-*", ("", "-gain")),
         ("digits-local-epochs", "sweep-local-epochs", ("", "-gain")),
         ("digits-data-size", "sweep-data-size", ("", "-gain")),
+        ("digits-heterogeneity", "sweep-heterogeneity", ("", "-gain")),
         ("office", "office-*", ("", "-gain")),
         ("office-authors", "authors-office-*", ("",)),
     ],
