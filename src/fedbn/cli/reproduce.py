@@ -246,46 +246,40 @@ def theory(
 
 
 def _print_theory(found: dict[str, Any]) -> None:
-    rows: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-        ("least eigenvalue of G∞", lambda b: f"{b['printed']['mu']:.4g}"),
-        ("least eigenvalue of the limit of G(0)", lambda b: f"{b['start']['mu']:.4g}"),
-        ("least eigenvalue of Λ(0)", lambda b: f"{b['kernels']['total'][0]:.4g}"),
-        ("the same in federated rounds", lambda b: f"{b['kernels']['of_rounds'][0]:.4g}"),
-        ("condition number of Λ(0)", lambda b: _finite(b["own"]["condition"])),
-        ("the same in federated rounds", lambda b: _finite(b["own_rounds"]["condition"])),
-        ("error at the end, one step for all", lambda b: f"{b['measured'][-1]:.3g}"),
-        ("error at the end, rounds, one step", lambda b: f"{b['rounds'][-1]:.3g}"),
-        ("error at the end, own step", lambda b: f"{b['own']['errors'][-1]:.3g}"),
-        ("error at the end, rounds, own step", lambda b: f"{b['own_rounds']['errors'][-1]:.3g}"),
-        ("λmin(Λ(t)) ≥ μ/2 with G∞", lambda b: _holds(b["printed"]["kernel_holds"])),
-        ("λmin(Λ(t)) ≥ μ/2 with the limit of G(0)", lambda b: _holds(b["start"]["kernel_holds"])),
-        ("bound with G∞ broken at step", lambda b: _step(b["printed"]["violation"])),
-        ("the same in federated rounds", lambda b: _step(b["printed"]["rounds_violation"])),
-        ("bound with the limit of G(0) broken at", lambda b: _step(b["start"]["violation"])),
-        ("the same in federated rounds", lambda b: _step(b["start"]["rounds_violation"])),
-        ("width the theorem asks for (G∞)", lambda b: _width(b["printed"])),
-        ("width the theorem asks for (limit)", lambda b: _width(b["start"])),
+    never, endless = "never", "infinite"
+    rows: tuple[tuple[str, Callable[[dict[str, Any]], Any], str], ...] = (
+        ("least eigenvalue of G∞", lambda b: b["printed"]["mu"], ""),
+        ("least eigenvalue of the limit of G(0)", lambda b: b["start"]["mu"], ""),
+        ("least eigenvalue of Λ(0)", lambda b: b["kernels"]["total"][0], ""),
+        ("the same in federated rounds", lambda b: b["kernels"]["of_rounds"][0], ""),
+        ("condition number of Λ(0)", lambda b: b["own"]["condition"], endless),
+        ("the same in federated rounds", lambda b: b["own_rounds"]["condition"], endless),
+        ("error at the end, one step for all", lambda b: b["measured"][-1], ""),
+        ("error at the end, rounds, one step", lambda b: b["rounds"][-1], ""),
+        ("error at the end, own step", lambda b: b["own"]["errors"][-1], ""),
+        ("error at the end, rounds, own step", lambda b: b["own_rounds"]["errors"][-1], ""),
+        ("λmin(Λ(t)) ≥ μ/2 with G∞", lambda b: b["printed"]["kernel_holds"], ""),
+        ("λmin(Λ(t)) ≥ μ/2 with the limit of G(0)", lambda b: b["start"]["kernel_holds"], ""),
+        ("bound with G∞ broken at step", lambda b: b["printed"]["violation"], never),
+        ("the same in federated rounds", lambda b: b["printed"]["rounds_violation"], never),
+        ("bound with the limit of G(0) broken at", lambda b: b["start"]["violation"], never),
+        ("the same in federated rounds", lambda b: b["start"]["rounds_violation"], never),
+        ("width the theorem asks for (G∞)", lambda b: b["printed"]["width"], endless),
+        ("the condition on the width", lambda b: b["printed"]["width_met"], ""),
+        ("width the theorem asks for (limit)", lambda b: b["start"]["width"], endless),
+        ("the condition on the width", lambda b: b["start"]["width_met"], ""),
     )
     emit(f"{'':40} {'FedAvg':>16} {'FedBN':>16}")
-    for name, value in rows:
-        emit(f"{name:40} {value(found['fedavg']):>16} {value(found['fedbn']):>16}")
+    for name, value, none in rows:
+        told = (_told(value(found[method]), none) for method in ("fedavg", "fedbn"))
+        emit(f"{name:40} " + " ".join(f"{each:>16}" for each in told))
     checks = found["checks"]
-    emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {_holds(checks['corollary'])}")
-    emit(f"the same for the limit of G(0): {_holds(checks['start_corollary'])}")
-    emit(f"Lemma 4.3, both positive definite: {_holds(checks['definite'])}")
+    emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {_told(checks['corollary'])}")
+    emit(f"the same for the limit of G(0): {_told(checks['start_corollary'])}")
+    emit(f"Lemma 4.3, both positive definite: {_told(checks['definite'])}")
 
 
-def _holds(true: bool) -> str:
-    return "holds" if true else "fails"
-
-
-def _finite(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.4g}"
-
-
-def _width(bound: dict[str, Any]) -> str:
-    return f"{_finite(bound['width'])}, {'met' if bound['width_met'] else 'unmet'}"
-
-
-def _step(violation: int | None) -> str:
-    return "never" if violation is None else str(violation)
+def _told(value: float | bool | None, none: str = "") -> str:
+    if isinstance(value, bool):
+        return "holds" if value else "fails"
+    return none if value is None else f"{value:.4g}"
