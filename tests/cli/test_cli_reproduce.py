@@ -108,6 +108,7 @@ def test_a_run_that_is_there_is_shown_without_training(made: Path) -> None:
     before = bits(run)
     answer = call("reproduce", "mine.toml", "--from", run, "--out", "shown", cwd=made)
     assert answer.code == 0, answer.err
+    assert result(made / "shown")["scale"] == "as the run shown"
     assert bits(run) == before
     ours, theirs = result(made / "shown"), result(made / "runs/reproduce/mine-quick")
     assert [t["rows"] for t in ours["tables"]] == [t["rows"] for t in theirs["tables"]]

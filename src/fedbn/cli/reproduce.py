@@ -161,7 +161,7 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
     begin = "" if flags.runs or flags.scale == "paper" else "Quick scale: "
     request = Request(
         name=entry.name,
-        scale="quick" if flags.scale == "quick" else "paper",
+        scale="as the run shown" if flags.runs else flags.scale,
         folder=folder,
         experiment=wanted.raw,
         train=lambda raw, at: found.records if found else _records(raw, folder / at, flags),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments import configuration
@@ -76,15 +76,12 @@ def find(name: str) -> list[Entry]:
     return chosen
 
 
-Scale = Literal["quick", "paper"]
-
-
 @dataclass(frozen=True)
 class Request:
     """All that an item needs."""
 
     name: str  # the item, as `digits-methods`; its tables and figures begin with it
-    scale: Scale  # `quick` or `paper`
+    scale: str  # `quick`, `paper`, or that of the run shown
     folder: Path  # where to put figures, and run folders below it; it exists
     # The raw configuration after scale and overrides. `experiment["reproduce"]` is the file's
     # `[reproduce]` table, with `options` for what only this item knows.
