@@ -6,7 +6,7 @@ from typing import Any
 
 
 def record(
-    value: float,
+    value: float | None,
     client: str = "a",
     *,
     method: str = "fedbn",

@@ -156,6 +156,17 @@ def counted(count: int, thing: str, things: str = "") -> str:
     return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
 
 
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Name the first of many, and say how many are left.
+
+    Examples:
+        >>> listed(["a", "b"]), listed(["a", "b", "c"], 2)
+        ('a, b', 'a, b and 1 more')
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def spread(things: Sequence[T], most: int) -> list[T]:
     """Keep at most so many, evenly spread, the first and the last among them.
 

@@ -75,7 +75,7 @@ def test_records_alone_are_merged_compared_and_shown(home: Path, tmp_path: Path)
     answer = call("merge", *bare, "--out", out)
     told = [call("report", run, "--out", tmp_path / "page.html").err for run in (bare[1], out)]
     assert ("not finished" in told[0], "no models to use" in told[0]) == (False, True)
-    assert "3 of 4 jobs are done; fedbn, seed 1" in told[1]
+    assert "3 of 4 jobs are done; fedbn seed 1" in told[1]
     assert answer.code == 0, answer.err
     assert "in none of them: fedbn seed 1" in answer.err
     kept = [
@@ -351,6 +351,41 @@ def test_a_schedule_as_long_as_the_run_cannot_grow(
     answer = call("resume", run, "--rounds", 4, "--workers", 1)
     assert answer.code == (0 if grows else 3), answer.err
     assert grows or f"training.schedule {schedule} depends on the number" in answer.line
+
+
+def test_a_run_grown_from_epochs_goes_with_one_that_had_them_all(
+    home: Path, tmp_path: Path
+) -> None:
+    def begun(name: str, seed: int, *epochs: int) -> Path:
+        lengths = [f"training.epochs={n}" for n in epochs] + ["training.local_epochs=2"]
+        flags = [flag for text in lengths for flag in ("--set", text)]
+        common = ("--data", home / "sites", "--method", "fedbn", "--seed", seed, "--workers", 1)
+        assert call("run", *common, *flags, "--out", tmp_path / name).code == 0
+        return tmp_path / name
+
+    grown, straight = begun("grown", 0, 2), begun("straight", 1, 6)
+    short = call("merge", grown, straight, "--out", tmp_path / "all")
+    assert (short.code, "training.epochs differ" in short.line) == (3, True)
+    assert call("resume", grown, "--rounds", 3, "--workers", 1).code == 0
+    for order in ((grown, straight), (straight, grown)):
+        out = tmp_path / order[0].name[:1]
+        answer = call("merge", *order, "--out", out)
+        assert answer.code == 0, answer.err
+        assert "finished already" in call("resume", out).err
+
+
+def test_what_is_said_of_data_is_said_of_all_runs(home: Path, tmp_path: Path) -> None:
+    runs = []
+    for count in (2, 3):
+        dealt = swept(home, f"dealt-[{count}]", f"clients=[{count}]")
+        runs.append(Path(shutil.copytree(dealt, tmp_path / str(count))))
+        told = json.loads((runs[-1] / "environment.json").read_text())
+        for facts in told["inputs"].values():
+            facts["remarks"] = [f"twins of {count}"]
+        (runs[-1] / "environment.json").write_text(json.dumps(told))
+    answer = call("reproduce", "digits-methods", "--from", *runs, "--out", tmp_path / "t")
+    assert answer.code == 0, answer.err
+    assert "twins of 2; twins of 3" in (tmp_path / "t" / "README.md").read_text()
 
 
 def test_a_table_of_the_paper_from_many_runs(home: Path, tmp_path: Path) -> None:

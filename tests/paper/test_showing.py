@@ -88,6 +88,10 @@ def test_what_was_cut_is_said() -> None:
     ]
     assert departures(paper, used) == (said, True)
     assert departures(paper, paper) == ([], False)
+    (named, *_), _ = departures({"data": {"name": "digits"}}, {"model": {"name": "mlp"}})
+    assert named == "data digits_mini in place of digits"
+    unnamed, _ = departures({"model": {"name": "mlp"}}, {})
+    assert unnamed == ["model that fits the data in place of mlp"]
 
 
 def test_rounds_replace_epochs_and_a_sweep_is_replaced_whole() -> None:

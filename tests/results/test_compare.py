@@ -45,6 +45,32 @@ def test_pairs_of_other_numbers_of_seeds_are_told_apart() -> None:
     assert said.startswith("n differs (fedavg → silobn 2, fedavg → fedbn 4, silobn → fedbn 2);")
 
 
+def test_a_line_of_fewer_repetitions_says_so_and_a_method_without_numbers_is_left_out() -> None:
+    values = {"fedavg": [0.5, 0.6, 0.4], "fedbn": [0.6, 0.7, 0.6]}
+    records = [one for name, own in values.items() for one in side("A", name, b=own).records]
+    lost = [record(None, c, method="silobn", seed=s) for c in "ab" for s in range(3)]
+    some = [
+        record(own[seed] if seed else None, "a", method=name, seed=seed)
+        for name, own in values.items()
+        for seed in range(3)
+    ]
+    both = Side("A", [*some, *records, *lost])
+    found = compare(both, both)
+    (pair,) = found.pairs
+    assert [(line.client, line.test.repetitions) for line in pair.lines] == [
+        ("a", 2), ("b", 3), ("mean", 2),
+    ]  # fmt: skip
+    said = explanation(found)
+    named = "fewer at fedavg → fedbn a 2, fedavg → fedbn mean 2; paired t-tests"
+    assert said.startswith(f"n = 3 seeds (0, 1, 2), {named}")
+    assert "with n = 2 an interval" in said
+    mean = "no number, and in no mean: test accuracy of"
+    assert [text for text in found.remarks if text.startswith(mean)] == [
+        f"{mean} a (fedavg seed 0, fedbn seed 0)",
+        f"{mean} a, b (silobn seed 0, silobn seed 1, silobn seed 2)",
+    ]
+
+
 def test_every_interval_holds_for_all_lines_at_once() -> None:
     gaps = [0.01, 0.02, 0.03, 0.04]
     base = [0.5, 0.5, 0.5, 0.5]

@@ -46,6 +46,24 @@ def test_the_last_round_not_the_best_one() -> None:
     assert found.rows[0].cells["a"].mean == pytest.approx(40)
 
 
+def test_a_score_that_is_no_number_is_not_an_earlier_one() -> None:
+    rounds = [record(0.9, client, method="fedavg", seed=s) for client in "ab" for s in (0, 1)]
+    rounds += [record(0.5, c, method="fedavg", seed=0, round=2) for c in "ab"]
+    rounds += [record(None, c, method="fedavg", seed=1, round=2) for c in "ab"]
+    found = summarize([*rounds, record(0.9), record(None, round=2)])
+    diverged, lost = found.rows
+    assert diverged.cells["mean"].mean == diverged.cells["a"].mean == pytest.approx(50)
+    assert diverged.cells["a"].seeds == 1
+    assert (lost.key.method, lost.cells) == ("fedbn", {})
+    assert [cell.text for cell in grid_of(found).cells[1]] == ["–", "–", "–"]
+    said = "no number, and in no mean: test accuracy of"
+    assert found.remarks == (f"{said} a, b (fedavg seed 1)", f"{said} a (fedbn seed 0)")
+    # The first round, which was best by validation, had numbers.
+    chosen = [record(0.8, round=1, split="valid"), record(None, round=2, split="valid")]
+    best = summarize([record(0.9), record(None, round=2), *chosen], "best")
+    assert (best.rows[0].cells["a"].mean, best.remarks) == (pytest.approx(90), ())
+
+
 def test_the_best_round_is_chosen_on_validation_and_shown_on_test() -> None:
     found = summarize(
         [

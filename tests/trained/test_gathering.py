@@ -110,7 +110,7 @@ def test_jobs_that_are_under_way_are_read_from_their_own_files(finished):
 def test_an_unfinished_run_says_how_far_it_is(finished):
     shutil.rmtree(newest(finished))
     assert gather(finished).notes[0] == (
-        "This run is not finished: 1 of 2 jobs are done; fedbn, seed 0, at round 2 of 3"
+        "This run is not finished: 1 of 2 jobs are done; fedbn seed 0 at round 2 of 3"
     )
 
 

@@ -34,6 +34,7 @@ from fedbn.runs.folder import (
 from fedbn.text import counted, flat
 
 _FREE = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
+_LENGTH = {"training.rounds", "training.epochs"}
 _APART = {"methods", "seeds", "sweep", "workers", "engine", "quick", "reproduce", "checkpoint"}
 UNSCORED = ("training_loss", "refused")
 """What a round says by itself; where sites score, the rest follows with the next answers."""
@@ -54,7 +55,7 @@ def grown(
 
 
 def _check_rounds(folder: RunFolder, experiment: Experiment, rounds: int) -> None:
-    if {"training.rounds", "training.epochs"} & axes(experiment).keys():
+    if _LENGTH & axes(experiment).keys():
         raise ConfigError("--rounds: the run sweeps over its length: start a new one")
     for job in jobs(experiment):
         training, place = job.setting.experiment.training, folder.job(*job.key)
@@ -238,13 +239,21 @@ def _same(first: Part, other: Part) -> Iterator[str]:
     names = f"{first.folder.path} and {other.folder.path}"
     one, two = (part.experiment.model_dump(exclude=_APART) for part in (first, other))
     swept = [{f"sweep.{k}" for k, _ in flat(part.experiment.sweep)} for part in (first, other)]
-    if differ := sorted((swept[0] ^ swept[1]) | ({*changed_keys(one, two)} - _FREE)):
+    free = _FREE | (_LENGTH if _as_long(first, other) else set())
+    if differ := sorted((swept[0] ^ swept[1]) | ({*changed_keys(one, two)} - free)):
         raise ConfigError(f"{names} are not one experiment: {', '.join(differ)} differ")
     weights = [sorted(part.environment.get("weights", {}).values()) for part in (first, other)]
     if weights[0] != weights[1]:
         raise ConfigError(f"{names} did not start from the same model.weights")
     if differ := changed_keys(*(p.environment.get("versions", {}) for p in (first, other))):
         yield f"{names} were trained with other versions: {', '.join(differ)}"
+
+
+def _as_long(first: Part, other: Part) -> bool:
+    """Tell whether all jobs have as many rounds: a run that grew says them otherwise."""
+    both = [*settings(first.experiment), *settings(other.experiment)]
+    varied = "local_epochs" in first.experiment.sweep.get("training", {})
+    return not varied and len({one.experiment.training.total_rounds for one in both}) == 1
 
 
 def _marks(experiment: Experiment) -> dict[str, str]:

@@ -23,6 +23,7 @@ from fedbn.text import flat
 _UNSAID = ("workers", "engine", "format", "evaluation.every", "training.device", "quick",
            "methods", "seeds", "training.rounds", "training.epochs", "data.path")  # fmt: skip
 _OPTIONS = "reproduce.options."
+_UNNAMED = {"data": "digits_mini", "model": "that fits the data"}
 
 
 def departures(paper: Mapping[str, Any], used: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -61,7 +62,8 @@ def _lists(theirs: Experiment, ours: Experiment) -> Iterator[str]:
 def _values(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
     other = {s for s in ("data", "model") if theirs.get(f"{s}.name") != ours.get(f"{s}.name")}
     for section in sorted(other):
-        yield f"{section} {ours.get(f'{section}.name')} in place of {theirs.get(f'{section}.name')}"
+        named = (each.get(f"{section}.name") or _UNNAMED[section] for each in (ours, theirs))
+        yield f"{section} {' in place of '.join(named)}"
     for key in dict.fromkeys([*theirs, *ours]):
         a, b = theirs.get(key), ours.get(key)
         if a == b or key.startswith(_UNSAID) or key.partition(".")[0] in other:
@@ -153,7 +155,7 @@ def is_there(name: str) -> bool:
 
 
 def _data(raw: Mapping[str, Any]) -> str:
-    return str(raw.get("data", {}).get("name", "digits_mini"))
+    return str(raw.get("data", {}).get("name", _UNNAMED["data"]))
 
 
 def shown_runs(

@@ -99,6 +99,8 @@ class Request:
     cut: bool = False
     # The run folder that is shown, where one was given; None for what is trained here.
     source: Path | None = None
+    # What is known of the data of the runs that are shown, by setting.
+    inputs: Mapping[str, Any] | None = None
 
     @property
     def options(self) -> Mapping[str, Any]:

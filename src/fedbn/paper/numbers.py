@@ -18,7 +18,16 @@ from fedbn.experiments.jobs import named_jobs, settings
 from fedbn.experiments.schema import Experiment, ReproduceSection
 from fedbn.experiments.sources import load_federation
 from fedbn.paper.items import Request
-from fedbn.results.aggregate import Cell, Curve, Key, Measure, Records, Scores, ScoreTable
+from fedbn.results.aggregate import (
+    Cell,
+    Curve,
+    Key,
+    Measure,
+    Records,
+    Scores,
+    ScoreTable,
+    lacking,
+)  # fmt: skip
 from fedbn.runs.folder import RunFolder
 
 _FILE = Path(__file__).with_name("paper.toml")
@@ -154,7 +163,9 @@ def studied(request: Request, records: Records) -> Study:
     assert experiment.reproduce is not None
     done, unfinished = _finished(experiment, records)
     run = request.source or request.folder / "run"
-    facts, metric = _data_facts(run, experiment), first_metric(RunFolder(run).read_environment())
+    environment = RunFolder(run).read_environment()
+    metric = first_metric(environment)
+    facts = _data_facts(request.inputs or environment.get("inputs"), experiment)
     papers = tuple(table(name) for name in experiment.reproduce.paper)
     said = [*facts["remarks"]]
     if papers and not request.comparable:
@@ -175,7 +186,7 @@ def studied(request: Request, records: Records) -> Study:
         stand_ins=tuple(facts["stand_ins"]),
         cut=request.cut or bool(facts["stand_ins"]),  # whose weights are in everybody's
         data_remarks=tuple(dict.fromkeys(said)),
-        remarks=unfinished,
+        remarks=(*unfinished, *lacking(clients, experiment.evaluation.report)),
     )
 
 
@@ -200,9 +211,8 @@ def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[
     return done, (*said, *([f"left out, not begun: {', '.join(never)}"] if never else []))
 
 
-def _data_facts(run: Path, experiment: Experiment) -> dict[str, list[str]]:
-    """What the run remembers of its data; where it remembers nothing, ask the data itself."""
-    recorded = RunFolder(run).read_environment().get("inputs")
+def _data_facts(recorded: Mapping[str, Any] | None, experiment: Experiment) -> dict[str, list[str]]:
+    """What runs remember of their data; where they remember nothing, ask the data itself."""
     parts: Sequence[Mapping[str, Any]] = list(recorded.values()) if recorded else []
     if not parts or any("stand_ins" not in part for part in parts):
         federation = load_federation(settings(experiment)[0].experiment.data)

@@ -22,7 +22,7 @@ from fedbn.report.contents import RunContents
 from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
-from fedbn.text import spread
+from fedbn.text import listed, spread
 from fedbn.trained.evaluation import Outcomes, outcomes_of
 from fedbn.trained.opening import jobs_of, open_run
 from fedbn.trained.trained_run import Trained
@@ -199,10 +199,9 @@ def _unfinished(folder: RunFolder) -> list[str]:
     open_ = [job for job in jobs if job.rounds_done < job.rounds]
     if not open_:
         return []
-    said = [f"{j.method}, seed {j.seed}, at round {j.rounds_done} of {j.rounds}" for j in open_[:4]]
-    more = f" and {len(open_) - 4} more" if len(open_) > 4 else ""
+    said = [f"{j.method} seed {j.seed} at round {j.rounds_done} of {j.rounds}" for j in open_]
     count = f"{len(jobs) - len(open_)} of {len(jobs)} jobs are done"
-    return [f"This run is not finished: {count}; {'; '.join(said)}{more}"]
+    return [f"This run is not finished: {count}; {listed(said)}"]
 
 
 def _facts(

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedbn.core.best_round import Validation, best_round, validation
 from fedbn.core.metric import ACCURACY, Metric, first_metric
-from fedbn.text import flat
+from fedbn.text import flat, listed
 
 Records = Sequence[Mapping[str, Any]]
 Report = Literal["last", "best"]
@@ -94,6 +94,7 @@ class History:
 
     columns: Mapping[str, frozenset[str]]  # by split, those that have a value in a whole round
     numbers: Mapping[Measure, ByRound]  # what was measured, the run's own metric in its unit
+    undefined: Mapping[int, Sequence[str]]  # by round, columns whose test score was no number
     validation: Validation  # what clients come to on validation data, which chooses the best round
     metric: Metric = ACCURACY  # what the run is judged by
 
@@ -103,17 +104,21 @@ class History:
         clients = frozenset(r["client"] for r in records) - {_POOLED}
         pooled: dict[str, set[str]] = defaultdict(set)
         found: dict[Measure, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        undefined: dict[int, list[str]] = defaultdict(list)
         for r in records:
             if r["client"] == _POOLED:
                 pooled[r["split"]].add(r["domain"])
+            scores = found[measure := Measure(r["split"], r["metric"])][r["round"]]
             if r["value"] is not None:
-                found[Measure(r["split"], r["metric"])][r["round"]][_column(r)] = r["value"]
+                scores[_column(r)] = r["value"]
+            elif measure == ("test", metric.name):
+                undefined[r["round"]].append(_column(r))
         columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
         numbers = {}
         for measure, by_round in found.items():
             scale = metric.scale if measure.metric == metric.name else 1
             numbers[measure] = _averaged(by_round, _expected(measure, columns), scale)
-        return cls(columns, numbers, validation(records, metric), metric)
+        return cls(columns, numbers, undefined, validation(records, metric), metric)
 
     def by_domain(self, domains: Mapping[str, str]) -> History:
         """The same with a column a domain, the mean of its clients."""
@@ -131,6 +136,11 @@ class History:
         """The metric on test data at the round reported: the last, or the best by validation."""
         found = self.numbers.get(Measure("test", self.metric.name), {})
         return found.get(self._round(report, found), {})
+
+    def lacking(self, report: Report) -> Sequence[str]:
+        """The columns that were scored in that round, and came to no number."""
+        found = self.numbers.get(Measure("test", self.metric.name), {})
+        return self.undefined.get(self._round(report, found), ())
 
     def valid(self, report: Report) -> float:
         """Its mean on validation data at that round."""
@@ -187,11 +197,11 @@ class ScoreTable:
         """The metric on test data, in its unit, of each method and setting."""
         found: dict[Key, Scores] = {}
         for key, seeds in self.histories.items():
-            by_column: dict[str, dict[int, float]] = defaultdict(dict)
+            by_column: dict[str, dict[int, float]] = {column: {} for column in self.columns}
             for seed, history in seeds.items():
                 for column, value in history.shown(report).items():
-                    by_column[column][seed] = value
-            found[key] = dict(by_column)
+                    by_column.setdefault(column, {})[seed] = value
+            found[key] = {column: values for column, values in by_column.items() if values}
         return found
 
     def curves(
@@ -201,7 +211,7 @@ class ScoreTable:
 
         It is the run's own metric on test data, and of all methods and settings, unless given.
         """
-        measure = measure or self._own
+        measure = measure or self.own
         chosen = self.histories if keys is None else keys
         found = {key: self._values(key, column, measure) for key in chosen}
         return [_curve(key.label, by_round) for key, by_round in found.items() if by_round]
@@ -215,7 +225,7 @@ class ScoreTable:
         for key, histories in self.histories.items():
             seen: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
             for history in histories.values():
-                for round, values in history.numbers.get(self._own, {}).items():
+                for round, values in history.numbers.get(self.own, {}).items():
                     for name in values.keys() - {MEAN}:
                         seen[round][name].append(values[name])
             spreads = {r: [statistics.fmean(v) for v in seen[r].values()] for r in sorted(seen)}
@@ -227,7 +237,8 @@ class ScoreTable:
         return found
 
     @property
-    def _own(self) -> Measure:
+    def own(self) -> Measure:
+        """What the run is judged by."""
         return Measure("test", self.metric.name)
 
     def _values(self, key: Key, column: str, measure: Measure) -> dict[int, list[float]]:
@@ -315,16 +326,30 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
 
     `choose_setting` keeps, of each method, the setting best on validation data (a mu by grid).
     """
-    scores = table.scores(report)
-    kept, remarks = [key for key, own in scores.items() if own], list[str]()
+    scores, remarks = table.scores(report), lacking(table, report)
+    kept = [
+        k for k, own in table.histories.items() if any(table.own in h.numbers for h in own.values())
+    ]
     if choose_setting:
-        kept, remarks = _choose(table, kept, report)
+        kept, chosen = _choose(table, kept, report)
+        remarks += chosen
     form = table.metric.form
     rows = tuple(
         Row(key, {name: Cell.of(seeds.values(), form) for name, seeds in scores[key].items()})
         for key in kept
     )
     return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks), table.metric)
+
+
+def lacking(table: ScoreTable, report: Report) -> list[str]:
+    """Say which scores are no numbers, and so are in no mean: of a model that diverged, mostly."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for key, seeds in table.histories.items():
+        for seed, history in seeds.items():
+            if names := history.lacking(report):
+                found[listed(names)].append(f"{key.label} seed {seed}")
+    said = f"no number, and in no mean: test {table.metric.words} of"
+    return [f"{said} {names} ({listed(jobs)})" for names, jobs in found.items()]
 
 
 def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[list[Key], list[str]]:

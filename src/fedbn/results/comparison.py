@@ -22,7 +22,7 @@ from fedbn.results import display_name
 from fedbn.results.aggregate import MEAN, Key, RunFiles
 from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
 from fedbn.results.result_table import MOST
-from fedbn.text import counted, flat, harmless, table
+from fedbn.text import counted, flat, harmless, listed, table
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Side(RunFiles):
             for column, seeds in known[row.key].items():
                 values = own.setdefault(column, {})
                 values |= {Repetition(",".join(splits), seed): v for seed, v in seeds.items()}
-        if not any(found.values()):
+        found = {key: own for key, own in found.items() if own}
+        if not found:
             raise ConfigError(f"{self.path}: no test {self.metric.words} yet; nothing to compare")
         return found
 
@@ -275,7 +276,8 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
         a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
         turned = {} if match.a.metric.higher else {"better": "worse", "worse": "better"}
         lines.append(Line(column, a, b, test, turned.get(test.verdict, test.verdict)))
-    repetitions = tuple(dict.fromkeys(r for c in match.columns for r in match.gaps(c)))
+    most_first = sorted(map(match.gaps, match.columns), key=len, reverse=True)
+    repetitions = tuple(dict.fromkeys(itertools.chain.from_iterable(most_first)))
     axis = "split" if splits else "seed"
     return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
 
@@ -284,6 +286,7 @@ def _remarks(a: Side, b: Side) -> Iterator[str]:
     data = [side.environment.get("data", {}) for side in (a, b)]
     if other := [c for c in data[0] if c in data[1] and data[0][c] != data[1][c]]:
         yield f"not the same data: {', '.join(other)}; a difference there may be the data's"
+    yield from (*a.summary.remarks, *b.summary.remarks)
     tested = [{r["round"] for r in side.records if r["split"] == "test"} for side in (a, b)]
     last_a, last_b = (max(rounds, default=0) for rounds in tested)
     if last_a != last_b:
@@ -355,11 +358,18 @@ def markdown(found: Comparison) -> str:
 def explanation(found: Comparison) -> str:
     """Say how the numbers were made, and what so many repetitions could show at all."""
     axis, names = found.pairs[0].axis, found.pairs[0].repetitions
-    count, (clients, means) = min(len(pair.repetitions) for pair in found.pairs), found.family
-    parts = [f"n = {counted(len(names), axis)} ({', '.join(names)}); paired t-tests"]
+    lines, (clients, means) = [(p, line) for p in found.pairs for line in p.lines], found.family
+    count = min(line.test.repetitions for _, line in lines)
+    n = f"n = {counted(len(names), axis)} ({', '.join(names)})"
     if len({pair.repetitions for pair in found.pairs}) > 1:
         each = (f"{pair.a} → {pair.b} {len(pair.repetitions)}" for pair in found.pairs)
-        parts = [f"n differs ({', '.join(each)}); paired t-tests"]
+        n = f"n differs ({', '.join(each)})"
+    fewer = [
+        f"{pair.a} → {pair.b} {line.client} {line.test.repetitions}"
+        for pair, line in lines
+        if line.test.repetitions < len(pair.repetitions)
+    ]
+    parts = [n + f", fewer at {listed(fewer)}" * bool(fewer) + "; paired t-tests"]
     if axis == "split":
         parts[0] += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
     held = f"all {counted(clients, 'line')} of clients at once, and apart from these for"

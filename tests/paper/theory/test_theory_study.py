@@ -132,6 +132,11 @@ def test_numbers_that_no_machine_can_compute_with_are_refused(flags: tuple[str, 
     assert "not foreseen" not in answer.err
 
 
+def test_a_matrix_that_rounding_makes_singular_is_no_broken_lemma() -> None:
+    answer = call("theory", "--dim", 2, "--clients", 10, "--steps", 2, "--width", 64)
+    assert "Lemma 4.3, both positive definite: not beyond rounding" in answer.out, answer.err
+
+
 def test_a_narrow_network_is_printed() -> None:
     answer = call("theory", "--width", 1, "--steps", 1, "--clients", 1, "--dim", 2)
     assert answer.code == 0, answer.err
