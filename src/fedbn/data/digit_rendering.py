@@ -114,8 +114,7 @@ def _glyph(font: ImageFont.FreeTypeFont, digit: str, outline: int) -> Image.Imag
 def _standardised(font: Font) -> NDArray[np.float64]:
     cut = [np.asarray(m.crop(m.getbbox()).resize((24, 24)), np.float64).ravel() for m in font.fill]
     rows = np.stack(cut) - np.mean(cut, axis=1, keepdims=True)
-    whole: NDArray[np.float64] = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-9)
-    return whole
+    return np.asarray(rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-9))
 
 
 def _matplotlib() -> Path:
@@ -236,8 +235,7 @@ def _coloured(masks: _Floats, draws: np.random.Generator, look: Look) -> NDArray
     image = background * (1 - border) + edge * (border - fill) + stroke * fill
     strength = draws.uniform(*look.noise, (_CHUNK, 1, 1, 1)).astype(np.float32)
     image += strength * draws.standard_normal(image.shape, np.float32)
-    pixels: NDArray[np.uint8] = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
-    return pixels
+    return np.asarray(np.rint(np.clip(image, 0, 1) * 255), np.uint8)
 
 
 def _colours(draws: np.random.Generator, look: Look) -> list[_Floats]:

@@ -129,8 +129,7 @@ def _shares(labels: Places, home: Places, clients: int) -> NDArray[np.float64]:
     counts = np.zeros((int(labels.max(initial=0)) + 1, clients))
     np.add.at(counts, (labels, home), 1)
     counts[counts.sum(axis=1) == 0] = 1
-    shares: NDArray[np.float64] = counts / counts.sum(axis=1, keepdims=True)
-    return shares
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
 def _cut(labels: Places, shares: NDArray[np.float64], draws: np.random.Generator) -> Places:

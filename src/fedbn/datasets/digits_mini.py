@@ -113,8 +113,7 @@ def _inverted(strokes: Images, draws: np.random.Generator) -> Images:
     across = np.linspace(-0.5, 0.5, 28)
     light = 0.85 + 0.15 * (np.cos(angle) * across[:, None] + np.sin(angle) * across[None, :])
     paper = light[..., None] * np.array([1.0, 0.97, 0.88])
-    inked: Images = (paper * (1 - 0.9 * strokes[..., None])).astype(np.float32)
-    return inked
+    return np.asarray(paper * (1 - 0.9 * strokes[..., None]), np.float32)
 
 
 def patches(count: int, side: int, draws: np.random.Generator) -> Images:
@@ -138,8 +137,7 @@ def _painted(strokes: Images, draws: np.random.Generator) -> Images:
     hue = draws.uniform(0, 1, (len(strokes), 1, 1, 1))
     ink, ground = colour(hue), colour(hue + draws.uniform(0.3, 0.7, hue.shape))
     noise = draws.normal(0, 0.12, (*strokes.shape, 3))
-    painted: Images = (thick * ink + (1 - thick) * (0.7 * ground + noise)).astype(np.float32)
-    return painted
+    return np.asarray(thick * ink + (1 - thick) * (0.7 * ground + noise), np.float32)
 
 
 def colour(hue: NDArray[np.float64]) -> NDArray[np.float64]:

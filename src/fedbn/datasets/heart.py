@@ -84,5 +84,4 @@ def _complete(file: Path) -> NDArray[np.float64]:
         raise DataError(f"{shown(file)}: {_COLUMNS} columns a row are needed")
     table = np.array(rows)
     used = [*range(_KEPT), _COLUMNS - 1]
-    found: NDArray[np.float64] = table[~np.isnan(table[:, used]).any(axis=1)]
-    return found
+    return np.asarray(table[~np.isnan(table[:, used]).any(axis=1)])

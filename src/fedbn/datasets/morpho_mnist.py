@@ -77,15 +77,13 @@ def changed_digit(
 def thin(shape: Shape, draws: np.random.Generator, thinning: float) -> Mask:
     """Take off a part of the mean half width; a finer stroke keeps its middle line."""
     core = ndimage.binary_dilation(shape.skeleton) & shape.inside
-    thinned: Mask = (shape.depth > thinning * shape.thickness / 2) | core
-    return thinned
+    return np.asarray((shape.depth > thinning * shape.thickness / 2) | core)
 
 
 def thicken(shape: Shape, draws: np.random.Generator, thickening: float) -> Mask:
     """Add a part of the mean half width on every side."""
     away = ndimage.distance_transform_edt(~shape.inside)
-    thickened: Mask = away <= thickening * shape.thickness / 2
-    return thickened
+    return np.asarray(away <= thickening * shape.thickness / 2)
 
 
 def swell(shape: Shape, draws: np.random.Generator, swelling: float) -> Mask:
@@ -128,8 +126,7 @@ def _plain(skeleton: Mask) -> Mask:
     special = skeleton & (neighbours != 2)
     if not special.any():
         return np.ones_like(skeleton)
-    plain: Mask = ndimage.distance_transform_edt(~special) > _FREE
-    return plain
+    return np.asarray(ndimage.distance_transform_edt(~special) > _FREE)
 
 
 def _skeleton(inside: Mask) -> Mask:

@@ -90,8 +90,7 @@ def _calibration_error(said: Array, true: Array, weights: Floats) -> Floats:
     gap = sure - (said.argmax(axis=1) == true)
     bins = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
     by_bin = weights @ (np.eye(_BINS)[bins] * gap[:, None])
-    found: Floats = np.abs(by_bin).sum(axis=1) / weights.sum(axis=1)
-    return found
+    return np.asarray(np.abs(by_bin).sum(axis=1) / weights.sum(axis=1))
 
 
 def _r2(said: Array, true: Array, weights: Floats) -> Floats:
@@ -144,8 +143,7 @@ def _overlap(right: Floats, there: Floats, predicted: Floats) -> Floats:
 
 
 def _average(values: Floats, weights: Floats) -> Floats:
-    found: Floats = weights @ values / weights.sum(axis=1)
-    return found
+    return np.asarray(weights @ values / weights.sum(axis=1))
 
 
 def _mean(values: Floats, defined: NDArray[np.bool_]) -> Floats:

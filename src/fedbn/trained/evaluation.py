@@ -50,8 +50,7 @@ class Outcomes:
     @cached_property
     def predicted(self) -> NDArray[np.int64]:
         """The likeliest class of each sample."""
-        found: NDArray[np.int64] = self.proba.argmax(axis=1)
-        return found
+        return np.asarray(self.proba.argmax(axis=1))
 
     @cached_property
     def confusion(self) -> NDArray[np.int64]:

@@ -342,8 +342,7 @@ class Predictions:
         """A number a class: its probability, its value, or its share of the places."""
         if self.task.targets is not Targets.MASK:
             return np.asarray(one)
-        shares: NDArray[Any] = np.bincount(one.reshape(-1), minlength=len(self.classes)) / one.size
-        return shares
+        return np.asarray(np.bincount(one.reshape(-1), minlength=len(self.classes)) / one.size)
 
     def to_csv(self) -> bytes:
         """Render all rows as CSV, in UTF-8."""
