@@ -171,24 +171,20 @@ def _records(folder: RunFolder, notes: list[str]) -> list[dict[str, Any]]:
     found: dict[Job, list[dict[str, Any]]] = {}
     files = [folder.metrics, *sorted(folder.path.glob("checkpoints/*/*/seed-*/metrics.jsonl"))]
     for file in files:
+        try:
+            usable, bad = metrics.salvage(file)
+        except OSError:
+            continue
+        if bad:
+            lines = len(usable) + bad
+            notes.append(f"{file}: {bad} of {lines} lines are no records and were left out")
         jobs: dict[Job, list[dict[str, Any]]] = defaultdict(list)
-        for record in _usable(file, notes):
+        for record in usable:
             jobs[record["method"], record["setting"], record["seed"]].append(record)
         for job, records in jobs.items():
             if len(records) > len(found.get(job, [])):
                 found[job] = records
     return [record for records in found.values() for record in records]
-
-
-def _usable(file: Path, notes: list[str]) -> list[dict[str, Any]]:
-    try:
-        found, bad = metrics.salvage(file)
-    except OSError:
-        return []
-    if bad:
-        lines = len(found) + bad
-        notes.append(f"{file}: {bad} of {lines} lines are no records and were left out")
-    return found
 
 
 def _unfinished(folder: RunFolder) -> list[str]:
