@@ -82,12 +82,9 @@ class Stack:
         return shared, local
 
     def forward(self, x: Tensor, counts: Tensor | None, training: bool) -> Tensor:
-        """Compute all clients' outputs.
+        """Compute all clients' outputs of x, (clients, samples, ...).
 
-        Args:
-            x: (clients, samples, ...).
-            counts: How many of each client's samples count; None for all.
-            training: Whether BatchNorm uses and updates the statistics of the batch.
+        So many samples of each client count as `counts` says; all of them, where it is None.
         """
         # Samples last: products, BatchNorm and their gradients then come as they are needed.
         x = x.movedim(1, -1)

@@ -133,14 +133,9 @@ def train_stack(
     state: RunState,
     samples: Samples | None = None,
 ) -> list[Outcome]:
-    """Train a stack of clients for one round; an outcome each, in their order.
+    """Train clients, no more than the stack has room for, for one round from a state.
 
-    Args:
-        plan: What to train.
-        stack: What they become.
-        clients: No more than the stack has room for.
-        state: Where they start from.
-        samples: Their data, where it lies together.
+    Gives an outcome each, in their order; `samples` is their data, where it lies together.
     """
     count = len(clients)
     stack.load(state.shared, [state.local[client.name] for client in clients])
