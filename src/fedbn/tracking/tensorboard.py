@@ -37,9 +37,16 @@ class TensorBoard:
 
     def log(self, job: Job, round: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Write a round's numbers."""
-        writer = self._writer(job)
+        if job not in self._writers:
+            method, setting, seed = job
+            home = self._folder / folder_name(method) / folder_name(setting) / f"seed-{seed}"
+            shutil.rmtree(home, ignore_errors=True)
+            self._writers[job] = self._make(str(home))
+            # Indented, so that Markdown shows it unchanged.
+            lines = tomli_w.dumps(self._config).splitlines()
+            self._writers[job].add_text("configuration", "\n".join(f"    {n}" for n in lines), 0)
         for name, value in numbers(records, self._names).items():
-            writer.add_scalar(name, value, round)
+            self._writers[job].add_scalar(name, value, round)
 
     def done(self, job: Job) -> None:
         """Close a job's file: many jobs must not hold many files open."""
@@ -50,14 +57,3 @@ class TensorBoard:
         """Close what is open."""
         for job in list(self._writers):
             self.done(job)
-
-    def _writer(self, job: Job) -> SummaryWriter:
-        if job not in self._writers:
-            method, setting, seed = job
-            home = self._folder / folder_name(method) / folder_name(setting) / f"seed-{seed}"
-            shutil.rmtree(home, ignore_errors=True)
-            self._writers[job] = self._make(str(home))
-            # Indented, so that Markdown shows it unchanged.
-            lines = tomli_w.dumps(self._config).splitlines()
-            self._writers[job].add_text("configuration", "\n".join(f"    {n}" for n in lines), 0)
-        return self._writers[job]
