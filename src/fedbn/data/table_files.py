@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -196,13 +196,18 @@ def by_site(table: Table, site: str) -> dict[str, Table]:
     return {name: table.take(rows[name]) for name in sorted(rows)}
 
 
+def by_value(names: Collection[str]) -> list[str]:
+    """Sort names: by value where all are numbers."""
+    try:
+        return sorted(names, key=lambda name: (float(name), name))
+    except ValueError:
+        return sorted(names)
+
+
 def label_classes(tables: Mapping[str, Table], label: str) -> tuple[str, ...]:
     """Collect the classes of all sites, sorted: by value where all are numbers."""
     found = {cell for table in tables.values() for cell in table.whole(label, "data.label")}
-    try:
-        classes = tuple(sorted(found, key=lambda name: (float(name), name)))
-    except ValueError:
-        classes = tuple(sorted(found))
+    classes = tuple(by_value(found))
     rows = sum(len(table) for table in tables.values())
     if len(classes) > min(_MOST_CLASSES, max(20, rows // 2)):
         raise DataError(

@@ -7,7 +7,7 @@ said of a number, and nothing of a single sample.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedbn.core.federation import Federation, Targets, all_targets
 from fedbn.core.task import FITTING
 from fedbn.data.image_folders import listed
 from fedbn.data.images import choose_size
-from fedbn.data.table_files import Table, is_missing
+from fedbn.data.table_files import Table, by_value, is_missing
 from fedbn.data.tables import is_number
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.data_contract import own_pictures, own_tables
@@ -145,7 +145,7 @@ def proposed(reports: Sequence[SiteReport]) -> tuple[dict[str, Any], list[str]]:
         said = ", ".join(f"{site} {kind}" for site, kind in kinds.items())
         raise DataError(f"the sites' data is of different kinds: {said}")
     first = reports[0]
-    classes = _ordered({name for report in reports for name in report.classes})
+    classes = by_value({name for report in reports for name in report.classes})
     contract: dict[str, Any] = {"task": first.task, "classes": classes}
     notes = [
         f"{report.site} has no class {name}, or fewer than {LEAST} of it"
@@ -181,14 +181,6 @@ def _columns(reports: Sequence[SiteReport]) -> tuple[list[dict[str, Any]], list[
             notes.append(f"column {name!r}: numbers at {', '.join(numbers)}, texts elsewhere")
         if rare := sum(column.rare for column in each.values()):
             notes.append(f"column {name!r}: {rare} rare categories are not named; add them by hand")
-        values = _ordered({*chain.from_iterable(texts)})
+        values = by_value({*chain.from_iterable(texts)})
         found.append({"name": name, **({"values": values} if texts else {})})
     return found, notes
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    """Sort names: by value where all are numbers."""
-    try:
-        return sorted(names, key=lambda name: (float(name), name))
-    except ValueError:
-        return sorted(names)
