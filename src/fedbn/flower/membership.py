@@ -50,7 +50,9 @@ def differences(hello: Hello, first: Hello) -> str | None:
         return f"another version: fedbn {hello.version} there, fedbn {__version__} here"
     if hello.classes != first.classes:
         hashes = f"{digest(hello.classes)} there, {digest(first.classes)} at {first.member.name}"
-        return f"another class list: {hashes} ({_unlike(hello.classes, first.classes)})"
+        pairs = enumerate(zip_longest(hello.classes, first.classes))
+        unlike = next(f"class {i} is {a!r} there, {b!r} here" for i, (a, b) in pairs if a != b)
+        return f"another class list: {hashes} ({unlike})"
     if hello.input_shape != first.input_shape:
         return f"samples of shape {hello.input_shape}, {first.input_shape} elsewhere"
     if hello.target != first.target:
@@ -59,12 +61,6 @@ def differences(hello: Hello, first: Hello) -> str | None:
         hashes = f"{hello.schema_hash[:16]} there, {first.schema_hash[:16]} at {first.member.name}"
         return f"another model: {hashes}"
     return None
-
-
-def _unlike(there: Sequence[str], here: Sequence[str]) -> str:
-    """Show the first place where two class lists differ."""
-    pairs = enumerate(zip_longest(there, here))
-    return next(f"class {i} is {a!r} there, {b!r} here" for i, (a, b) in pairs if a != b)
 
 
 @dataclass(frozen=True)
@@ -161,10 +157,13 @@ class Attendance:
             time.sleep(limits.poll)
         if len(self.hellos) < expected.least:
             kind = NotApproved if self._absent("waits for approval") else TooFewClients
+            away = [name for name in expected.names if name not in self.hellos]
+            reasons = {**dict.fromkeys(away, ("", "not connected")), **self.absent}
+            missing = "; ".join(f"{name}: {reason}" for name, (_, reason) in reasons.items())
             raise kind(
                 f"{len(self.hellos)} of {wanted} sites are here after "
                 f"{time.monotonic() - begun:.0f} s, {expected.least} are needed; missing: "
-                f"{self._missing(expected)}"
+                f"{missing or 'none'}"
             )
 
     def greet(self, seconds: float = _HELLO_SECONDS) -> None:
@@ -226,12 +225,6 @@ class Attendance:
             for node in self._grid.get_nodes()
             if (site := sites.site(node.node_id, node.public_key)) is not None
         }
-
-    def _missing(self, expected: Expected) -> str:
-        """Say who is not here, and why."""
-        away = [name for name in expected.names if name not in self.hellos]
-        reasons = {**dict.fromkeys(away, ("", "not connected")), **self.absent}
-        return "; ".join(f"{name}: {reason}" for name, (_, reason) in reasons.items()) or "none"
 
     def _absent(self, how: str) -> list[str]:
         return [site for site, (said, _) in self.absent.items() if said == how]

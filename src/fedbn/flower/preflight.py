@@ -77,8 +77,10 @@ def _explained(bundle: Bundle, error: ssl.SSLError) -> str:
     where = f"the server at {bundle.address}"
     if not isinstance(error, ssl.SSLCertVerificationError):
         return f"{where} does not speak TLS ({error.reason}): not this federation's server"
-    shown = _shown_certificate(bundle)
-    if shown is None:
+    try:
+        text = ssl.get_server_certificate((bundle.host, bundle.port), timeout=_TIMEOUT)
+        shown = x509.load_pem_x509_certificate(text.encode())
+    except (OSError, ValueError):
         return f"{where}: {error.verify_message}"
     begins, ends = shown.not_valid_before_utc, shown.not_valid_after_utc
     now = datetime.datetime.now(datetime.UTC)
@@ -91,14 +93,6 @@ def _explained(bundle: Bundle, error: ssl.SSLError) -> str:
         names = ", ".join(hosts_of(shown))
         return f"{where}: its certificate is for {names}, not for {bundle.host}"
     return f"{where}: its certificate is signed by another authority ({error.verify_message})"
-
-
-def _shown_certificate(bundle: Bundle) -> x509.Certificate | None:
-    try:
-        text = ssl.get_server_certificate((bundle.host, bundle.port), timeout=_TIMEOUT)
-        return x509.load_pem_x509_certificate(text.encode())
-    except (OSError, ValueError):
-        return None
 
 
 _SOON = datetime.timedelta(days=30)

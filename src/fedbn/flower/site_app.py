@@ -172,19 +172,14 @@ def _options(context: Context) -> tuple[str, str, str]:
     data = str(given.get("data") or run.get("data") or "digits_mini")
     name = str(given.get("site") or "")
     if not name and "partition-id" in given:
-        name = _partition(data, int(str(given["partition-id"])))
+        names, number = _client_names(data), int(str(given["partition-id"]))
+        if number >= len(names):
+            most = f"{data} has {len(names)} clients, so num-supernodes may be at most {len(names)}"
+            raise ConfigError(f"node {number} of the simulation has no data: {most}")
+        name = names[number]
     if not name:
         raise ConfigError("node configuration: `site` is missing, as in --node-config 'site=\"a\"'")
     return name, data, str(given.get("state-dir") or run.get("state-dir") or "")
-
-
-def _partition(data: str, number: int) -> str:
-    """The client of a node of a simulation."""
-    names = _client_names(data)
-    if number >= len(names):
-        most = f"{data} has {len(names)} clients, so num-supernodes may be at most {len(names)}"
-        raise ConfigError(f"node {number} of the simulation has no data: {most}")
-    return names[number]
 
 
 @cache
