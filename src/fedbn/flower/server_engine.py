@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 from safetensors.torch import save as to_bytes
 
 from fedbn.core import rounds
@@ -238,17 +238,13 @@ class FlowerEngine:
                 self._note(f"{name}'s scores are refused: {error}")
                 continue
             self._add_scores(name, answer, order.round)
-            for record in (content.array_records[part] for part in extra):
-                self._take_affine(name, record)
-
-    def _take_affine(self, name: str, record: ArrayRecord) -> None:
-        """Keep the BatchNorm affine that a site gives away, where it is usable."""
-        local = self.plan.method.local(entries(self.plan.initial_model))
-        layout = StateLayout.of(entry for entry in local if entry.kind == Kind.BN_AFFINE)
-        with suppress(FedbnError):
-            pack = from_record(record, layout)
-            if not pack.unusable():
-                self._affine[name] = pack
+            if extra:  # BatchNorm affine that the site gives away, kept where it is usable
+                local = self.plan.method.local(entries(self.plan.initial_model))
+                layout = StateLayout.of(entry for entry in local if entry.kind == Kind.BN_AFFINE)
+                with suppress(FedbnError):
+                    pack = from_record(content.array_records[messages.AFFINE], layout)
+                    if not pack.unusable():
+                        self._affine[name] = pack
 
     def _add_scores(self, name: str, answer: Answer, round: int) -> None:
         plan = self.plan
