@@ -203,10 +203,8 @@ def _signed_text(site: str, public: bytes) -> bytes:
 
 
 def _public_pem(public: Any) -> bytes:
-    found: bytes = public.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return found
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return bytes(public.public_bytes(serialization.Encoding.PEM, form))
 
 
 def _subject(name: str) -> x509.Name:
