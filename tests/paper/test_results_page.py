@@ -29,6 +29,7 @@ LARGEST = 400_000  # bytes of records a job
         ("digits-local-epochs", "sweep-local-epochs", ("", "-gain")),
         ("digits-data-size", "sweep-data-size", ("", "-gain")),
         ("digits-heterogeneity", "sweep-heterogeneity", ("", "-gain")),
+        ("digits-batch-epochs", "sweep-batch-epochs", ("", "-gain")),
         ("office", "office-*", ("", "-gain")),
         ("office-authors", "authors-office-*", ("",)),
     ],
