@@ -179,7 +179,7 @@ def _too_large(count: int, reader: PictureReader, options: PictureOptions) -> tu
 
 def free_memory() -> float:
     """Bytes that programs may still take; infinite where the system does not tell."""
-    with suppress(OSError):
+    with suppress(OSError, IndexError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024.0 * int(re.findall(r"MemAvailable:\s+(\d+)", text)[0])
     return float("inf")

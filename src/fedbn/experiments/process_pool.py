@@ -24,6 +24,7 @@ from queue import Empty, SimpleQueue
 
 from fedbn import registry
 from fedbn.core.user_code import held_exits
+from fedbn.data.own_pictures import free_memory
 from fedbn.errors import FedbnError, Interrupted, unforeseen
 from fedbn.experiments.configuration import held_experiment
 from fedbn.experiments.jobs import Event, Job, Key, Listener, jobs
@@ -63,13 +64,11 @@ def affordable(count: int) -> int:
     Where the system does not tell, as many as were asked for; one where there is room for none.
     """
     try:
-        meminfo = Path("/proc/meminfo").read_text()
-        available = next(line for line in meminfo.splitlines() if "MemAvailable" in line)
-        free = 1024 * int(available.split()[1])
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    except (OSError, StopIteration, ValueError):
+    except (OSError, ValueError):
         return count
-    return max(1, min(count, free // (os.sysconf("SC_PAGE_SIZE") * (resident - shared))))
+    room = free_memory() / (os.sysconf("SC_PAGE_SIZE") * (resident - shared))
+    return max(1, int(min(count, room)))
 
 
 def main(path: str, threads: int, data: int, trust: Sequence[str]) -> None:
@@ -107,7 +106,12 @@ def main(path: str, threads: int, data: int, trust: Sequence[str]) -> None:
             with own_process():
                 execute(known[key], run)
         except BaseException as error:
-            tell(_failure(key, error))
+            if isinstance(error, FedbnError):
+                tell(Event("failed", key, text=str(error), exit_code=error.exit_code))
+            else:
+                log.debug("not foreseen", exc_info=error)
+                code = FedbnError.exit_code
+                tell(Event("failed", key, text=unforeseen(error), exit_code=code))
             if not isinstance(error, Interrupted):
                 _exit(1)  # not by the interpreter's end, which waits for who reads the orders
 
@@ -118,13 +122,6 @@ def own_process() -> Iterator[None]:
     keep_freed_memory()
     with held_exits():
         yield
-
-
-def _failure(key: Key, error: BaseException) -> Event:
-    if isinstance(error, FedbnError):
-        return Event("failed", key, text=str(error), exit_code=error.exit_code)
-    log.debug("not foreseen", exc_info=error)
-    return Event("failed", key, text=unforeseen(error), exit_code=FedbnError.exit_code)
 
 
 _SAVE_SECONDS = 60.0  # for a worker's last checkpoint
