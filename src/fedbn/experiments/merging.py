@@ -239,7 +239,11 @@ def _same(first: Part, other: Part) -> Iterator[str]:
     names = f"{first.folder.path} and {other.folder.path}"
     one, two = (part.experiment.model_dump(exclude=_APART) for part in (first, other))
     swept = [{f"sweep.{k}" for k, _ in flat(part.experiment.sweep)} for part in (first, other)]
-    free = _FREE | (_LENGTH if _as_long(first, other) else set())
+    # Whether all jobs have as many rounds: a run that grew says them otherwise.
+    both = [*settings(first.experiment), *settings(other.experiment)]
+    varied = "local_epochs" in first.experiment.sweep.get("training", {})
+    alike = not varied and len({one.experiment.training.total_rounds for one in both}) == 1
+    free = _FREE | (_LENGTH if alike else set())
     if differ := sorted((swept[0] ^ swept[1]) | ({*changed_keys(one, two)} - free)):
         raise ConfigError(f"{names} are not one experiment: {', '.join(differ)} differ")
     weights = [sorted(part.environment.get("weights", {}).values()) for part in (first, other)]
@@ -247,13 +251,6 @@ def _same(first: Part, other: Part) -> Iterator[str]:
         raise ConfigError(f"{names} did not start from the same model.weights")
     if differ := changed_keys(*(p.environment.get("versions", {}) for p in (first, other))):
         yield f"{names} were trained with other versions: {', '.join(differ)}"
-
-
-def _as_long(first: Part, other: Part) -> bool:
-    """Tell whether all jobs have as many rounds: a run that grew says them otherwise."""
-    both = [*settings(first.experiment), *settings(other.experiment)]
-    varied = "local_epochs" in first.experiment.sweep.get("training", {})
-    return not varied and len({one.experiment.training.total_rounds for one in both}) == 1
 
 
 def _marks(experiment: Experiment) -> dict[str, str]:
