@@ -179,8 +179,11 @@ def _part(part: Part) -> Iterator[str]:
         for one in part.parts:
             yield from _part(one)
     elif isinstance(part, Table):
+        rows = [[f"**{_name(c.text)}**" if c.best else _name(c.text) for c in r] for r in part.rows]
+        lines = [[_name(title) for title in part.header], *rows]
+        drawn = [f"| {' | '.join(line)} |" for line in lines]
         yield f"**{_name(part.caption)}**"
-        yield _table(part)
+        yield "\n".join([drawn[0], "|" + "---|" * len(part.header), *drawn[1:]])
     elif isinstance(part, Tiles):
         yield "\n".join(
             f"- **{_name(t.value)}** {_name(t.label)} ({_name(t.detail)})" for t in part.tiles
@@ -192,13 +195,6 @@ def _part(part: Part) -> Iterator[str]:
         fence = "`" * max(3, longest + 1)
         yield f"**{_name(part.caption)}**"
         yield f"{fence}{part.language}\n{part.text.rstrip()}\n{fence}"
-
-
-def _table(part: Table) -> str:
-    rows = [[f"**{_name(c.text)}**" if c.best else _name(c.text) for c in r] for r in part.rows]
-    lines = [[_name(title) for title in part.header], *rows]
-    drawn = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([drawn[0], "|" + "---|" * len(part.header), *drawn[1:]])
 
 
 def _name(text: str) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedbn.report import document, site_charts
 from fedbn.report.charts import LOCAL, SHARED, exchange_bars
-from fedbn.report.contents import Array, Exchange, Facts, Layer, RunContents
+from fedbn.report.contents import Array, Facts, Layer, RunContents
 from fedbn.report.document import Part, Section
 from fedbn.report.svg import swatch, tag
 from fedbn.results import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
@@ -149,7 +149,19 @@ def exchange(run: RunContents) -> Section:
         "that never leave the client. A round goes down and up for every client taking part."
     )
     legend = ((_square(SHARED), "shared"), (_square(LOCAL), "stays with the client"))
-    rows = [_row(one) for one in run.exchanges]
+    rows = [
+        {
+            "method": one.method,
+            "shared entries": str(one.shared[0]),
+            "shared bytes": bytes_said(one.shared[1]),
+            "local entries": str(one.local[0]) if one.local else "at the sites",
+            "local bytes": bytes_said(one.kept) if one.local else "–",
+            "bytes a round": bytes_said(one.per_round),
+            "rounds": str(one.rounds),
+            "bytes in all": bytes_said(one.per_round * one.rounds),
+        }
+        for one in run.exchanges
+    ]
     caption = "Of one client, and over the network for one seed"
     parts: list[Part] = [
         document.Beside((document.Figures((exchange_bars(run.exchanges),), legend),)),
@@ -159,19 +171,6 @@ def exchange(run: RunContents) -> Section:
         parts.append(document.Text(f"{names}: the data travels instead, all of it to one place."))
     parts += _entries(run.facts)
     return Section("shared", "What is shared, and what stays home", lead, tuple(parts))
-
-
-def _row(one: Exchange) -> dict[str, str]:
-    return {
-        "method": one.method,
-        "shared entries": str(one.shared[0]),
-        "shared bytes": bytes_said(one.shared[1]),
-        "local entries": str(one.local[0]) if one.local else "at the sites",
-        "local bytes": bytes_said(one.kept) if one.local else "–",
-        "bytes a round": bytes_said(one.per_round),
-        "rounds": str(one.rounds),
-        "bytes in all": bytes_said(one.per_round * one.rounds),
-    }
 
 
 def _entries(facts: Facts | None) -> list[Part]:

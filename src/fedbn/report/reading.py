@@ -148,7 +148,11 @@ def gather(
         if value is not None and value not in legal:
             raise ConfigError(f"{folder.path}: {unknown(what, str(value), map(str, legal))}")
     notes += _unfinished(folder)
-    environment = _environment(folder, notes)
+    try:
+        environment = folder.read_environment()
+    except FedbnError as error:
+        notes.append(_why(error))
+        environment = {}
     facts, missing = _facts(folder, choice, notes)
     exchanges = _exchanges(folder, records)
     if not exchanges:
@@ -207,14 +211,6 @@ def _facts(
         return collect(open_run(folder.path, **choice, notes=notes.append))
     except Exception as error:
         return None, dict.fromkeys(("statistics", "confusions", "examples"), _why(error))
-
-
-def _environment(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
-    try:
-        return folder.read_environment()
-    except FedbnError as error:
-        notes.append(_why(error))
-        return {}
 
 
 def _exchanges(
