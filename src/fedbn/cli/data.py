@@ -139,20 +139,17 @@ def show(
     federation = load_federation(section)
     found = survey(federation)
     if out or not json:
-        _draw(found, out or Path("data-" + re.sub(r"[^\w.-]+", "_", federation.name) + ".png"))
+        file = out or Path("data-" + re.sub(r"[^\w.-]+", "_", federation.name) + ".png")
+        try:
+            draw_data(found, file)
+        except OSError as error:
+            raise ConfigError(f"--out {file}: cannot be written ({error.strerror})") from error
+        say(f"picture: {file}")
     if json:
         numbers = {key: value for key, value in found.items() if key != "examples"}
         emit(codec.dumps(plain(numbers), indent=2))
     else:
         _print(found, federation)
-
-
-def _draw(found: dict[str, Any], file: Path) -> None:
-    try:
-        draw_data(found, file)
-    except OSError as error:
-        raise ConfigError(f"--out {file}: cannot be written ({error.strerror})") from error
-    say(f"picture: {file}")
 
 
 def _print(found: dict[str, Any], federation: Federation) -> None:

@@ -48,7 +48,11 @@ def prepare(
     Files go to the folder that FEDBN_DATA names.
     Where nothing can be downloaded, a line says what to get and where to put it.
     """
-    _refuse_own(name)
+    names = registry.names(fedbn.datasets)
+    if ":" not in name and (name not in names or info_of(name).source == "data.path"):
+        legal = [known for known in names if info_of(known).source != "data.path"]
+        more = "; your own data needs no preparing, try `fedbn data check PATH`"
+        raise ConfigError(unknown("data set", name, legal) + more)
     section = section_of(name, set_)
     begun = time.monotonic()
     if ":" not in name:
@@ -56,14 +60,6 @@ def prepare(
     got = time.monotonic()
     federation = load_federation(section)
     _print(federation, got - begun, time.monotonic() - got)
-
-
-def _refuse_own(name: str) -> None:
-    names = registry.names(fedbn.datasets)
-    if ":" not in name and (name not in names or info_of(name).source == "data.path"):
-        legal = [known for known in names if info_of(known).source != "data.path"]
-        more = "; your own data needs no preparing, try `fedbn data check PATH`"
-        raise ConfigError(unknown("data set", name, legal) + more)
 
 
 def _print(federation: Federation, getting: float, reading: float) -> None:

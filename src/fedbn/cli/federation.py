@@ -200,7 +200,11 @@ def status(fed: Fed) -> None:
     """Show which sites are connected, and how far each run is."""
     folder = FederationFolder(fed.resolve())
     info = folder.read()
-    up, connected = _connected(folder)
+    keys = folder.keys()
+    with Control(folder) as control:
+        up = control.reachable()
+        nodes = control.nodes() if up else []
+    connected = {keys.get(n.public_key) for n in nodes if n.online_until > time.time()}
     emit(f"server: {'up' if up else 'not up'}, port {info.port}")
     agreed = folder.agreed()
     for site in info.sites:
@@ -209,15 +213,6 @@ def status(fed: Fed) -> None:
     for place in sorted(folder.runs.glob("*/checkpoints/*/*/seed-*")):
         name, _, method, setting, seed = place.relative_to(folder.runs).parts
         emit(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
-
-
-def _connected(folder: FederationFolder) -> tuple[bool, set[str | None]]:
-    """Whether the server is up, and the sites whose nodes gave a sign of life."""
-    keys = folder.keys()
-    with Control(folder) as control:
-        up = control.reachable()
-        nodes = control.nodes() if up else []
-    return up, {keys.get(n.public_key) for n in nodes if n.online_until > time.time()}
 
 
 @app.command("add-site", epilog="Example: fedbn federation add-site FED mgh")

@@ -95,7 +95,10 @@ class Commands(TyperGroup):
                     return name, command, rest
                 # Prints help or refuses what nobody knows, and ends there; or nothing happens.
                 command.make_context(name, list(rest), parent=ctx)
-            command = _loaded(module, name)
+            if module.startswith("fedbn.cli.federation"):
+                require_flower()
+            command = _command(name, importlib.import_module(module).app)
+            command.callback = results_apart()(command.callback)  # help and completion use stdout
         return name, command, rest
 
 
@@ -133,14 +136,6 @@ def _outlined(node: ast.ImportFrom | ast.Import) -> dict[str, Any]:
         return {}
     found = outline(str(node.module))
     return {alias.name: found[alias.name] for alias in node.names if alias.name in found}
-
-
-def _loaded(module: str, name: str) -> Any:
-    if module.startswith("fedbn.cli.federation"):
-        require_flower()
-    command = _command(name, importlib.import_module(module).app)
-    command.callback = results_apart()(command.callback)  # help and completion print to stdout
-    return command
 
 
 def _command(name: str, app: typer.Typer) -> Any:
@@ -242,7 +237,10 @@ def _ended(arguments: list[str], debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted; finished rounds are saved", Interrupted.exit_code, debug)
     except (Exception, SystemExit) as error:  # a user's code may ask for the end
-        _close_stdout()
+        try:
+            sys.stdout.flush()
+        except OSError:  # a pipe broke or a disk is full: the last flush is to go nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if any(isinstance(e, BrokenPipeError) for e in (error, error.__context__)):
             return 1  # typer and rich make a SystemExit of it
         return _failed(unforeseen(error), 1, debug)
@@ -273,11 +271,3 @@ def _failed(text: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     print(f"fedbn: {shown(text)}", file=sys.stderr)
     return code
-
-
-def _close_stdout() -> None:
-    """Let the interpreter's last flush go nowhere, where a pipe broke or a disk is full."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
