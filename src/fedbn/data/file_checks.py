@@ -22,6 +22,7 @@ from fedbn.text import shown
 
 _LARGE = 25_000_000
 _RARE = 20
+_WAYS_OUT = "; fill them, or set data.missing = 'mean'"
 
 
 @dataclass(frozen=True)
@@ -200,21 +201,17 @@ def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
         read[name] = replace(table, columns=kept)
     known = dict.fromkeys(column for table in read.values() for column in table.columns)
     for name, table in read.items():
-        yield from _missing_cells(name, table, labels, options.get("missing") == "mean")
+        for column in table.columns:
+            if rows := table.gaps(column):
+                harmless = options.get("missing") == "mean" and column not in labels
+                severity: Severity = "note" if harmless else "error"
+                ways = "" if harmless or column in labels else _WAYS_OUT
+                text = f"column {column!r}: {len(rows)} empty cell(s), the first in row {rows[0]}"
+                yield Finding(severity, name, table.where, text + ways)
         if missing := [column for column in known if column not in table.columns]:
             text = f"no column {', '.join(map(repr, missing))}, which other sites have"
             yield Finding("error", name, table.where, text)
     yield from _constant_columns(read, known)
-
-
-def _missing_cells(site: str, table: Table, labels: set[str], filled: bool) -> Iterator[Finding]:
-    for column in table.columns:
-        if rows := table.gaps(column):
-            harmless = filled and column not in labels
-            severity: Severity = "note" if harmless else "error"
-            way_out = "" if column in labels else "; fill them, or set data.missing = 'mean'"
-            text = f"column {column!r}: {len(rows)} empty cell(s), the first in row {rows[0]}"
-            yield Finding(severity, site, table.where, text + ("" if harmless else way_out))
 
 
 def _constant_columns(tables: dict[str, Table], known: Iterable[str]) -> Iterator[Finding]:

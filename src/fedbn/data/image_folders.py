@@ -93,11 +93,9 @@ class Division:
     def divide(self, pictures: PictureSet, site: str) -> tuple[PictureSet, PictureSet]:
         """Divide a site's pictures in train and test."""
         rest, held = self.places(pictures.labels, site, pictures.numbered)
-        return self._some(pictures.take(rest), site), pictures.take(held)
-
-    def _some(self, train: PictureSet, site: str) -> PictureSet:
+        train, test = pictures.take(rest), pictures.take(held)
         if self.per_client == "all":
-            return train
+            return train, test
         if self.per_client > len(train):
             raise DataError(
                 f"site {site}: {len(train)} training pictures, but data.per_client asks for "
@@ -105,7 +103,7 @@ class Division:
             )
         draws = generator(self.seed, "training pictures", client=site)
         _, chosen = stratified(train.labels, self.per_client / len(train), draws)
-        return train.take(chosen)
+        return train.take(chosen), test
 
 
 def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> PictureSet:
