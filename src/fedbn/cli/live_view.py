@@ -92,7 +92,6 @@ class Picture:
             self._means[event.job] = statistics.fmean(found.values())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
         height = options.size.height
         with self._lock:
             pen = Pen(options.max_width, options.ascii_only, self._metric)

@@ -194,7 +194,6 @@ def print_summary(summary: Summary) -> None:
 
 
 def _print_json(summary: Summary, folder: str) -> None:
-    """Print the same for a program."""
     metric = summary.metric.name
     rows: list[dict[str, Any]] = [
         {

@@ -94,10 +94,7 @@ def watched() -> Iterator[dict[Path, str]]:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Image.Image]:
-    """Open a picture; whatever is wrong with it becomes a `DataError` naming the file.
-
-    To be used inside `watched()`.
-    """
+    """Open a picture, inside `watched()`; what is wrong becomes a `DataError` naming the file."""
     _current.file = file
     try:
         if file.stat().st_size == 0:

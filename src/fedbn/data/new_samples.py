@@ -210,7 +210,6 @@ def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
 
 
 def _rows(table: Table, inputs: Mapping[str, Any], client: str) -> Samples:
-    """Read a table's rows."""
     x, notes = tables.features(table, inputs, client)
     y, rows = tables.table_labels(table, inputs), tuple(f"row {row}" for row in table.rows)
     groups = tables.row_groups(tables.cells_of(table, inputs, "group"))

@@ -297,10 +297,7 @@ def frame_of(records: Iterable[Record]) -> Any:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a client's model makes of inputs: a row each, columns in the order of `classes`.
-
-    The labels are None where they are not known.
-    """
+    """What a client's model makes of inputs: a row each, columns in the order of `classes`."""
 
     inputs: tuple[str, ...]
     classes: tuple[str, ...]
