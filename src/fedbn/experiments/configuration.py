@@ -153,10 +153,7 @@ def request(
     where: str,
     scale: str = "paper",
 ) -> Raw:
-    """Merge what a user asks for: the file at a scale, then the flags, then `--set`.
-
-    Paths are made absolute.
-    """
+    """Merge what a user asks for: the file at a scale, then the flags, then `--set`."""
     return overridden(scaled(read_toml(file) if file else {}, scale), flags, settings, where)
 
 
@@ -291,9 +288,8 @@ def explained(problem: ErrorDetails, model: type[BaseModel]) -> str:
     if not key:
         return text
     given = repr(problem["input"])
-    return (
-        f"{key} = {given if len(given) <= 60 else given[:57] + '...'}: {text[0].lower()}{text[1:]}"
-    )
+    given = given if len(given) <= 60 else f"{given[:57]}..."
+    return f"{key} = {given}: {text[0].lower()}{text[1:]}"
 
 
 def _keys_beside(loc: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
