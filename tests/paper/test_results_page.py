@@ -30,6 +30,7 @@ LARGEST = 400_000  # bytes of records a job
         ("digits-data-size", "sweep-data-size", ("", "-gain")),
         ("digits-heterogeneity", "sweep-heterogeneity", ("", "-gain")),
         ("digits-batch-epochs", "sweep-batch-epochs", ("", "-gain")),
+        ("digits-batch-epochs", "last-batch", ("",)),
         ("office", "office-*", ("", "-gain")),
         ("office-authors", "authors-office-*", ("",)),
     ],
