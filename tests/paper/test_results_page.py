@@ -31,6 +31,7 @@ LARGEST = 400_000  # bytes of records a job
         ("digits-heterogeneity", "sweep-heterogeneity", ("", "-gain")),
         ("digits-batch-epochs", "sweep-batch-epochs", ("", "-gain")),
         ("digits-batch-epochs", "last-batch", ("",)),
+        ("digits-centralized", "centralized-0", ("",)),
         ("office", "office-*", ("", "-gain")),
         ("office-authors", "authors-office-*", ("",)),
     ],
