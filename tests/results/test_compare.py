@@ -71,6 +71,12 @@ def test_a_line_of_fewer_repetitions_says_so_and_a_method_without_numbers_is_lef
     ]
 
 
+def test_what_is_no_number_is_said_of_its_run() -> None:
+    lost = Side("B", [*side("B", a=[0.5, 0.6]).records, record(None, "a", seed=0, round=2)])
+    said = "no number, and in no mean: test accuracy of a (fedbn seed 0)"
+    assert f"B: {said}" in compare(side("A", a=[0.5, 0.6]), lost).remarks
+
+
 def test_every_interval_holds_for_all_lines_at_once() -> None:
     gaps = [0.01, 0.02, 0.03, 0.04]
     base = [0.5, 0.5, 0.5, 0.5]

@@ -28,7 +28,7 @@ from fedbn.paper.items import ALL, Entry, Outcome, Request, entries, find
 from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
 from fedbn.paper.theory.network import random_clients
-from fedbn.paper.theory.study import study
+from fedbn.paper.theory.study import check_size, study
 from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained, write_atomically
@@ -234,10 +234,11 @@ def theory(
 
     docs/theory.md explains every number.
     """
+    data = random_clients(clients=clients, dim=dim, seed=seed)
+    check_size(data, width)
     if out is not None:
         with explained(out, ConfigError):
             out.mkdir(parents=True, exist_ok=True)
-    data = random_clients(clients=clients, dim=dim, seed=seed)
     found = study(data, width=width, alpha=alpha, steps=steps, step=step, seed=seed)
     if out is not None:
         write_atomically(out / "theory.json", (found.to_json() + "\n").encode())
@@ -277,8 +278,8 @@ def _print_theory(found: dict[str, Any]) -> None:
     checks = found["checks"]
     emit(f"\nCorollary 4.6, λmin(G*∞) >= λmin(G∞): {_told(checks['corollary'])}")
     emit(f"the same for the limit of G(0): {_told(checks['start_corollary'])}")
-    definite = "holds" if checks["definite"] else "not beyond rounding"
-    emit(f"Lemma 4.3, both positive definite: {definite if checks['assumption'] else 'fails'}")
+    fails = "not beyond rounding" if checks["assumption"] else "fails"
+    emit(f"Lemma 4.3, both positive definite: {'holds' if checks['definite'] else fails}")
 
 
 def _told(value: float | bool | None, none: str = "") -> str:

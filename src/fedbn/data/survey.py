@@ -38,7 +38,7 @@ _CHANNELS = ("red", "green", "blue")
 
 
 def client_distances(clients: Sequence[Client]) -> list[list[float]]:
-    """Estimate the distance between each pair of clients, on their training data: see above."""
+    """Estimate the distance between each pair of clients, on their training data, as said above."""
     halves = [half for client in clients for half in _halves(client)]
     size = min(_MOST, *(len(half) for half in halves))
     if size < 2:

@@ -108,9 +108,9 @@ class History:
         for r in records:
             if r["client"] == _POOLED:
                 pooled[r["split"]].add(r["domain"])
-            scores = found[measure := Measure(r["split"], r["metric"])][r["round"]]
+            measure = Measure(r["split"], r["metric"])
             if r["value"] is not None:
-                scores[_column(r)] = r["value"]
+                found[measure][r["round"]][_column(r)] = r["value"]
             elif measure == ("test", metric.name):
                 undefined[r["round"]].append(_column(r))
         columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
@@ -135,12 +135,16 @@ class History:
     def shown(self, report: Report) -> Mapping[str, float]:
         """The metric on test data at the round reported: the last, or the best by validation."""
         found = self.numbers.get(Measure("test", self.metric.name), {})
-        return found.get(self._round(report, found), {})
+        return found.get(self._round(report, self.scored), {})
 
     def lacking(self, report: Report) -> Sequence[str]:
         """The columns that were scored in that round, and came to no number."""
-        found = self.numbers.get(Measure("test", self.metric.name), {})
-        return self.undefined.get(self._round(report, found), ())
+        return self.undefined.get(self._round(report, self.scored), ())
+
+    @property
+    def scored(self) -> set[int]:
+        """The rounds that have a score on test data, a number or not."""
+        return {*self.numbers.get(Measure("test", self.metric.name), ()), *self.undefined}
 
     def valid(self, report: Report) -> float:
         """Its mean on validation data at that round."""
@@ -211,7 +215,7 @@ class ScoreTable:
 
         It is the run's own metric on test data, and of all methods and settings, unless given.
         """
-        measure = measure or self.own
+        measure = measure or self._own
         chosen = self.histories if keys is None else keys
         found = {key: self._values(key, column, measure) for key in chosen}
         return [_curve(key.label, by_round) for key, by_round in found.items() if by_round]
@@ -225,7 +229,7 @@ class ScoreTable:
         for key, histories in self.histories.items():
             seen: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
             for history in histories.values():
-                for round, values in history.numbers.get(self.own, {}).items():
+                for round, values in history.numbers.get(self._own, {}).items():
                     for name in values.keys() - {MEAN}:
                         seen[round][name].append(values[name])
             spreads = {r: [statistics.fmean(v) for v in seen[r].values()] for r in sorted(seen)}
@@ -237,8 +241,7 @@ class ScoreTable:
         return found
 
     @property
-    def own(self) -> Measure:
-        """What the run is judged by."""
+    def _own(self) -> Measure:
         return Measure("test", self.metric.name)
 
     def _values(self, key: Key, column: str, measure: Measure) -> dict[int, list[float]]:
@@ -327,9 +330,8 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
     `choose_setting` keeps, of each method, the setting best on validation data (a mu by grid).
     """
     scores, remarks = table.scores(report), lacking(table, report)
-    kept = [
-        k for k, own in table.histories.items() if any(table.own in h.numbers for h in own.values())
-    ]
+    histories = table.histories.items()
+    kept = [key for key, seeds in histories if any(one.scored for one in seeds.values())]
     if choose_setting:
         kept, chosen = _choose(table, kept, report)
         remarks += chosen
@@ -343,13 +345,13 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
 
 def lacking(table: ScoreTable, report: Report) -> list[str]:
     """Say which scores are no numbers, and so are in no mean: of a model that diverged, mostly."""
-    found: dict[str, list[str]] = defaultdict(list)
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for key, seeds in table.histories.items():
         for seed, history in seeds.items():
             if names := history.lacking(report):
-                found[listed(names)].append(f"{key.label} seed {seed}")
+                found[tuple(names)].append(f"{key.label} seed {seed}")
     said = f"no number, and in no mean: test {table.metric.words} of"
-    return [f"{said} {names} ({listed(jobs)})" for names, jobs in found.items()]
+    return [f"{said} {listed(names)} ({listed(jobs)})" for names, jobs in found.items()]
 
 
 def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[list[Key], list[str]]:

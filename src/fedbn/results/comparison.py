@@ -286,7 +286,10 @@ def _remarks(a: Side, b: Side) -> Iterator[str]:
     data = [side.environment.get("data", {}) for side in (a, b)]
     if other := [c for c in data[0] if c in data[1] and data[0][c] != data[1][c]]:
         yield f"not the same data: {', '.join(other)}; a difference there may be the data's"
-    yield from (*a.summary.remarks, *b.summary.remarks)
+    if a is b:
+        yield from a.summary.remarks
+    else:
+        yield from (f"{side.path}: {text}" for side in (a, b) for text in side.summary.remarks)
     tested = [{r["round"] for r in side.records if r["split"] == "test"} for side in (a, b)]
     last_a, last_b = (max(rounds, default=0) for rounds in tested)
     if last_a != last_b:

@@ -132,6 +132,11 @@ def test_numbers_that_no_machine_can_compute_with_are_refused(flags: tuple[str, 
     assert "not foreseen" not in answer.err
 
 
+def test_a_refused_size_makes_no_folder(tmp_path: Path) -> None:
+    assert call("theory", "--width", 10**6, "--out", tmp_path / "out").code == 3
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_matrix_that_rounding_makes_singular_is_no_broken_lemma() -> None:
     answer = call("theory", "--dim", 2, "--clients", 10, "--steps", 2, "--width", 64)
     assert "Lemma 4.3, both positive definite: not beyond rounding" in answer.out, answer.err

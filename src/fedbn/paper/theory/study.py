@@ -28,6 +28,13 @@ Errors = tuple[float, ...]
 _LARGEST = 1 << 28
 
 
+def check_size(samples: Samples, width: int) -> None:
+    """Refuse what no machine computes with."""
+    if (size := samples.x.numel() * width) > _LARGEST:
+        tables = f"width={width} for {len(samples.x)} samples of {samples.x.shape[1]} inputs"
+        raise ConfigError(f"{tables}: a table of {size:.3g} numbers; at most {_LARGEST:.3g}")
+
+
 @dataclass(frozen=True)
 class Setting:
     """What was studied: the sizes, α, the common step η, its length `step`, δ and the seed."""
@@ -168,9 +175,7 @@ def study(
     if not 0 < step <= 1 or steps < 1:
         raise ConfigError(f"step={step}, steps={steps}: want step above 0, at most 1, and steps")
     data = random_clients(seed=seed) if samples is None else samples
-    if (size := data.x.numel() * width) > _LARGEST:
-        tables = f"width={width} for {len(data.x)} samples of {data.x.shape[1]} inputs"
-        raise ConfigError(f"{tables}: a table of {size:.3g} numbers; at most {_LARGEST:.3g}")
+    check_size(data, width)
     shared = initial_network(data.x.shape[1], width=width, alpha=alpha, seed=seed)
     local = personalise(shared, data.clients)
     first, first_star = (kernels.evolution(net, data, alpha) for net in (shared, local))
