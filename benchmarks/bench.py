@@ -69,7 +69,7 @@ class Ours:
             fedbn(),
             federation,
             build,
-            Training(rounds=10**6, batch_size=32),
+            Training(rounds=10**6, batch_size=32, last_batch="keep"),  # as a DataLoader does
             engine=engine,  # type: ignore[arg-type]
         )
         keep_freed_memory()
@@ -145,7 +145,7 @@ def _sweep_seconds(folder: Path, count: int, rounds: int = 4) -> float:
         "seeds": [0, 1],
         "data": {"name": "arrays", "path": str(folder / "data")},
         "model": {"name": "digit_cnn"},
-        "training": {"rounds": rounds, "batch_size": 32},
+        "training": {"rounds": rounds, "batch_size": 32, "last_batch": "keep"},
         "evaluation": {"every": rounds},
     }
     experiment, planner, run = checked(raw), Planner(), RunFolder(folder / f"run-{count}")

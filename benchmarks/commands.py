@@ -187,7 +187,8 @@ from fedbn.experiments.runner import Writer, run_plan
 from fedbn.methods.paper import fedbn
 from fedbn.models.networks import mlp
 plan = Plan(fedbn(), vectors(int(sys.argv[1]), 64, 32), partial(mlp, 2, (32,)),
-            Training(rounds=60, batch_size=32), engine="batched")
+            Training(rounds=60, batch_size=32, last_batch="keep"),
+            engine="batched")
 spent = 0.0
 with tempfile.TemporaryDirectory() as folder:
     writer = Writer(Path(folder))

@@ -30,7 +30,7 @@ def main() -> None:
         fedbn(),
         pictures(1, 32 * _STEPS, 4, 28),
         partial(digit_cnn, 10, (3, 28, 28)),
-        Training(batch_size=32),
+        Training(batch_size=32, last_batch="keep"),
     )
     replica, state = Replica(plan.initial_model, plan.method), initial_state(plan)
     train_client(plan, replica, plan.federation.clients[0], state)

@@ -37,7 +37,7 @@ SITES = {"a": site(), "b": site(50.0)}
 
 def test_fit_is_the_engine_s_run(vectors: Federation):
     result = fedbn.fit(vectors, bn_net, "fedbn", rounds=2, training__batch_size=5, training__lr=0.1)
-    assert same_runs(result.state, run(plan(fedbn_method(), vectors)))
+    assert same_runs(result.state, run(plan(fedbn_method(), vectors, last_batch="merge")))
     assert result.folder is None
 
 

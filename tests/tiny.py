@@ -57,8 +57,9 @@ def plan(
     evaluate_every: int = 1,
     **training: Any,
 ) -> Plan:
-    """A plan with batches of 5 and a learning rate of 0.1 unless said."""
-    chosen = Training(**{"rounds": 2, "batch_size": 5, "lr": 0.1, **training})
+    """Make a plan with batches of 5, the last one kept, and a learning rate of 0.1 unless said."""
+    defaults = {"rounds": 2, "batch_size": 5, "last_batch": "keep", "lr": 0.1}
+    chosen = Training(**{**defaults, **training})
     return Plan(method, data, model, chosen, seed=seed, evaluate_every=evaluate_every)
 
 

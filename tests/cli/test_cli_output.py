@@ -343,7 +343,8 @@ def test_what_may_not_be_meant_is_said_once_a_run(sites: Path, tmp_path: Path) -
     found = json.loads(call("inspect", "own:net", "--input", "6", "--json", cwd=tmp_path).out)
     assert told in found["remarks"][0]
     two = ("--method", "fedbn", "--seed", 0, "--seed", 1, "--rounds", 1, "--workers", 1)
-    asked = ("--data", sites, "--model", "own:net", *two, "--set", "training.batch_size=6")
+    sizes = ("--set", "training.batch_size=6", "--set", "training.last_batch=keep")
+    asked = ("--data", sites, "--model", "own:net", *two, *sizes)
     answer = call("run", *asked, "--out", "run", cwd=tmp_path)
     assert answer.code == 0, answer.err
     assert answer.err.count(told) == 1

@@ -68,7 +68,7 @@ def test_a_client_weighs_as_much_as_its_share_of_the_largest():
 def test_a_small_last_batch_is_pointed_out_once_with_the_key_that_decides():
     # batches of 10: 21 leaves one, 23 three, 27 seven, 28 eight; 7 is less than a batch
     data = federation(21, 23, 27, 28, 7)
-    one, few = remarks(plan(fedbn(), data, batch_size=10))
+    one, few = remarks(plan(fedbn(), data, batch_size=10, last_batch="keep"))
     assert one == "a last batch of one sample joins the batch before it (a)"
     assert few.startswith("a last batch of 3 to 7 samples (b, c) is small for BatchNorm")
     assert "training.last_batch = 'merge'" in few

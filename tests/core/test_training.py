@@ -24,6 +24,7 @@ from fedbn.core.plan import Training
 from fedbn.core.scoring import evaluate
 from fedbn.core.task import CLASSIFICATION, measure
 from fedbn.errors import ModelError
+from fedbn.experiments.schema import TrainingSection
 from fedbn.methods.paper import fedavg
 from tiny import bn_net, done, federation, plain_net, plan, same, vectors
 
@@ -34,7 +35,7 @@ def draws(seed: int = 0) -> torch.Generator:
 
 @given(st.integers(1, 40), st.none() | st.integers(2, 50), st.integers(1, 3))
 def test_each_pass_covers_every_sample_once(n: int, size: int | None, passes: int):
-    training = Training(batch_size=size, local_epochs=passes)
+    training = Training(batch_size=size, local_epochs=passes, last_batch="keep")
     made = list(batches(n, training.sizes(n), training.steps(n, n), draws()))
     assert sorted(torch.cat(made).tolist()) == sorted(list(range(n)) * passes)
     assert all(len(batch) > 1 for batch in made) or n == 1
@@ -57,8 +58,13 @@ def test_each_pass_covers_every_sample_once(n: int, size: int | None, passes: in
     ],
 )
 def test_batch_sizes(n: int, size: int | None, steps: int, sizes: list[int]):
-    cut = Training(batch_size=size).sizes(n)
+    cut = Training(batch_size=size, last_batch="keep").sizes(n)
     assert [len(batch) for batch in batches(n, cut, steps, draws())] == sizes
+
+
+def test_left_over_samples_join_the_batch_before_by_default():
+    assert Training(batch_size=16).sizes(215) == [16] * 12 + [23]
+    assert TrainingSection().last_batch == Training().last_batch == "merge"
 
 
 @pytest.mark.parametrize(

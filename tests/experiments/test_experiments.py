@@ -45,13 +45,37 @@ def test_a_key_that_a_run_did_not_know_yet_had_its_default(sites: Path, tmp_path
     assert call("run", "--data", sites, *SMALL, *asked).code == 0
     file = tmp_path / "out" / "environment.json"
     kept = json.loads(file.read_text())
-    assert kept["config"]["training"].pop("last_batch") == "keep"
+    assert kept["config"]["training"].pop("unequal") == "own"
     file.write_text(json.dumps(kept))
     assert call("resume", tmp_path / "out").code == 0
-    kept["config"]["training"]["last_batch"] = "drop"
+    kept["config"]["training"]["unequal"] = "repeat"
     file.write_text(json.dumps(kept))
     answer = call("resume", tmp_path / "out")
-    assert (answer.code, "began: training.last_batch;" in answer.line) == (3, True)
+    assert (answer.code, "began: training.unequal;" in answer.line) == (3, True)
+
+
+def test_a_run_from_before_last_batch_existed_resumes_with_kept_batches(
+    sites: Path, tmp_path: Path
+) -> None:
+    """Such a run names no `last_batch`. The default was `keep` then and is `merge` now."""
+    sizes = ("--rounds", 2, "--seed", 0, "--method", "fedbn", "--workers", 1)
+    asked = (*sizes, "--set", "training.batch_size=6", "--set", "training.last_batch=keep")
+    assert call("run", "--data", sites, *asked, "--out", tmp_path / "out").code == 0
+    whole = bits(tmp_path / "out")
+    for last in tmp_path.glob("out/checkpoints/*/*/*/round-000002"):
+        shutil.rmtree(last)
+    config, environment = tmp_path / "out" / "config.toml", tmp_path / "out" / "environment.json"
+    stated = config.read_text()
+    assert stated.count('last_batch = "keep"\n') == 1
+    config.write_text(stated.replace('last_batch = "keep"\n', ""))
+    began = json.loads(environment.read_text())
+    assert began["config"]["training"].pop("last_batch") == "keep"
+    environment.write_text(json.dumps(began))
+
+    answer = call("resume", tmp_path / "out", "--workers", 1)
+
+    assert answer.code == 0, answer.err
+    assert bits(tmp_path / "out") == whole
 
 
 def test_the_validation_split_is_held_out_of_training(sites: Path, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_an_experiment_waits_until_a_person_approves_it(bench: Bench, tmp_path: 
     said = CliRunner().invoke(app, ["federation", "approve", str(tmp_path / "photo")])
     assert asked.hash[:16] in said.output
     assert "waits" in said.output
-    for shown in ("last_batch", "keep", "SGD {'momentum': 0.5}"):
+    for shown in ("last_batch", "merge", "SGD {'momentum': 0.5}"):
         assert shown in said.output
     for name in SITES:
         line = ["federation", "approve", str(tmp_path / name), asked.hash[:8]]

@@ -10,12 +10,15 @@ import tomli_w
 
 from commanding import call
 from fedbn.experiments import configuration
-from fedbn.experiments.configuration import changed, checked, read_toml, scaled
+from fedbn.experiments.configuration import changed, checked, held_experiment, read_toml, scaled
 from fedbn.experiments.jobs import jobs
 from fedbn.paper.items import entries
 from fedbn.paper.numbers import table
+from fedbn.runs.folder import RunFolder
 
 FILES = sorted(configuration.folder().glob("*.toml"))
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RECORDS = sorted(file.parent.name for file in RESULTS.glob("*/config.toml"))
 TRAINED = [entry.name for entry in entries() if entry.by == "trained"]
 TINY = ("training.rounds=2", "model.args.width=2", "data.test_limit=10", "evaluation.every=1")
 SWEEPS = {
@@ -40,6 +43,23 @@ def test_an_experiment_file_says_what_it_is_and_is_right_at_both_scales(file: Pa
     assert f"fedbn {command} {file.stem}" in header
     assert jobs(checked(raw, file.name))
     assert jobs(checked(scaled(raw, "quick"), file.name))
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in entries()])
+def test_an_item_that_trains_on_batches_states_what_happens_to_the_last_one(name: str) -> None:
+    """Its published numbers depend on it, so they must not depend on the default."""
+    training = read_toml(configuration.find(name)).get("training", {})
+    in_batches = training and training.get("batch_size") != "full"
+    expected = "merge" if name == "digits-centralized" else "keep"
+    assert training.get("last_batch") == (expected if in_batches else None)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_committed_records_are_read_with_the_last_batch_they_were_made_with(name: str) -> None:
+    """Most were made before the key existed, when every run kept its last batches."""
+    experiment = held_experiment(RunFolder(RESULTS / name))
+    expected = "merge" if name in ("centralized-0", "last-batch") else "keep"
+    assert experiment.training.last_batch == expected
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in entries()])

@@ -38,7 +38,7 @@ class Training:
     local_epochs: int = 1  # passes over its data that a client makes a round: the paper's E
     local_steps: int | None = None  # batches a round, in place of `local_epochs`
     batch_size: int | None = 32  # samples a batch: the paper's B
-    last_batch: Literal["keep", "merge", "drop"] = "keep"  # what is left over after a pass
+    last_batch: Literal["keep", "merge", "drop"] = "merge"  # what is left over after a pass
     optimizer: str = "SGD"  # a class of `torch.optim`
     optimizer_args: Mapping[str, Any] = field(default_factory=dict)
     lr: float = 0.01
@@ -84,8 +84,11 @@ class Training:
         BatchNorm cannot train on one sample, so a last batch of one is never kept.
 
         Examples:
-            >>> [Training(batch_size=3, last_batch=last).sizes(8) for last in ("keep", "drop")]
-            [[3, 3, 2], [3, 3]]
+            >>> for last in ("merge", "keep", "drop"):
+            ...     print(last, Training(batch_size=3, last_batch=last).sizes(8))
+            merge [3, 5]
+            keep [3, 3, 2]
+            drop [3, 3]
         """
         if self.batch_size is None or n <= self.batch_size:
             return [n]

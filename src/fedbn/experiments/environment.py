@@ -20,7 +20,7 @@ from fedbn.core.federation import A_CLASS, Federation, blank_client
 from fedbn.errors import ConfigError, DamagedRun, Misfit
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import OF_DATA, Planner
-from fedbn.experiments.schema import Experiment
+from fedbn.experiments.schema import Experiment, with_earlier_defaults
 from fedbn.fast import chosen
 from fedbn.fast.allocator import granted
 from fedbn.runs.folder import RunFolder
@@ -154,7 +154,7 @@ def differences(
         raise DamagedRun("environment.json is missing or damaged: the run cannot be compared")
     now = json.loads(json.dumps(now))
     defaults = Experiment().model_dump()  # a key that came with a later fedbn had its default
-    every = changed_keys(before["config"], now["config"], defaults)
+    every = changed_keys(with_earlier_defaults(before["config"]), now["config"], defaults)
     if changed := [key for key in every if key not in free]:
         again = "if growing was cut off, repeat that `fedbn resume --rounds` or `--add-...`; else "
         raise ConfigError(

@@ -7,7 +7,7 @@ JSON schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -73,7 +73,8 @@ class TrainingSection(Section):
         16, description="samples a batch, the paper's B, or 'full'"
     )
     last_batch: Literal["keep", "merge", "drop"] = Field(
-        "keep", description="samples left over after a pass: their own batch, joined, or left out"
+        "merge",
+        description="samples left over after a pass: joined to the batch before, kept, or left out",
     )
     optimizer: str = Field("SGD", description="name of a class in torch.optim")
     optimizer_args: dict[str, Any] = Field({}, description="its arguments beside lr")
@@ -264,6 +265,24 @@ class ReproduceSection(Section):
     options: dict[str, Any] = Field({}, description="what only its module knows")
 
 
+def with_earlier_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the defaults of the version that wrote it.
+
+    A run writes every key and `format` to its configuration. A file with `format` but without
+    `training.last_batch` was written before this key existed. Such a run kept its last batches.
+
+    Examples:
+        >>> with_earlier_defaults({"format": 1, "training": {"lr": 0.1}})["training"]
+        {'last_batch': 'keep', 'lr': 0.1}
+        >>> with_earlier_defaults({"training": {"lr": 0.1}})["training"]
+        {'lr': 0.1}
+    """
+    training = raw.get("training")
+    if "format" not in raw or not isinstance(training, Mapping):
+        return dict(raw)
+    return {**raw, "training": {"last_batch": "keep", **training}}
+
+
 class Experiment(Section):
     """A whole configuration."""
 
@@ -290,6 +309,12 @@ class Experiment(Section):
     sweep: dict[str, Any] = Field({}, description="key = [values]: one setting a combination")
     quick: dict[str, Any] = Field({}, description="what --scale quick changes")
     reproduce: ReproduceSection | None = Field(None, description="how fedbn reproduce shows it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier_defaults(cls, raw: Any) -> Any:
+        """Read the configuration of an earlier run with the defaults that it was run with."""
+        return with_earlier_defaults(raw) if isinstance(raw, dict) else raw
 
     @model_validator(mode="before")
     @classmethod
