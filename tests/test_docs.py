@@ -191,6 +191,21 @@ def test_the_readme_is_short_and_its_headline_is_the_one_of_the_results():
     assert f"{len(LINES)} of them" in text
 
 
+def test_the_reference_lists_exactly_the_public_names():
+    import importlib
+
+    import fedbn
+
+    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    paths = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    names = [path.rpartition(".")[2] for path in paths]
+    assert sorted(names) == sorted({*fedbn.__all__, "keep_local"} - {"__version__"})
+    for path, name in zip(paths, names, strict=True):
+        module, _, attribute = path.rpartition(".")
+        if name in fedbn.__all__:
+            assert getattr(fedbn, name) is getattr(importlib.import_module(module), attribute)
+
+
 def test_every_page_can_be_reached():
     import yaml
 

@@ -221,6 +221,25 @@ def test_every_public_name_can_be_imported():
         _ = fedbn.fedbm
 
 
+def test_every_method_and_part_can_be_imported_from_the_package():
+    from fedbn import methods, registry
+
+    for name in registry.names(methods):
+        function = registry.find(methods, name, "method")
+        assert getattr(fedbn, name) is function
+    for function in methods.PARTS.values():
+        assert getattr(fedbn, function.__name__) is function
+
+
+def test_a_name_that_needs_an_extra_is_not_exported_without_it():
+    code = "import sys; sys.modules['flwr'] = None; from fedbn import *; import fedbn"
+    check = "assert 'keep_local' not in fedbn.__all__; assert scaffold is fedbn.scaffold"
+    without = subprocess.run(
+        [sys.executable, "-c", f"{code}; {check}"], capture_output=True, text=True, check=False
+    )
+    assert without.returncode == 0, without.stderr
+
+
 def test_the_base_package_is_not_held_back_by_an_extra() -> None:
     """Flower's upper bounds are the Flower extra's; the base goes beside today's releases."""
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,13 @@ if TYPE_CHECKING:
     from fedbn.core.metric import Metric as Metric
     from fedbn.core.plan import Plan as Plan, Training as Training
     from fedbn.core.rounds import RunState as RunState
-    from fedbn.core.rule import Memory as Memory, Rule as Rule
+    from fedbn.core.rule import (
+        ClientRound as ClientRound,
+        LocalTraining as LocalTraining,
+        Memory as Memory,
+        Rule as Rule,
+        ServerRound as ServerRound,
+    )
     from fedbn.core.selectors import (
         Selector as Selector,
         all_but as all_but,
@@ -62,7 +69,14 @@ if TYPE_CHECKING:
     from fedbn.core.task import Task as Task
     from fedbn.errors import FedbnError as FedbnError
     from fedbn.exchange_audit import Audit as Audit, audit as audit
+    from fedbn.flower import keep_local as keep_local
     from fedbn.methods import parse_method as parse_method
+    from fedbn.methods.fedopt import (
+        fedadagrad as fedadagrad,
+        fedadam as fedadam,
+        fedavgm as fedavgm,
+        fedyogi as fedyogi,
+    )
     from fedbn.methods.paper import (
         centralized as centralized,
         fedavg as fedavg,
@@ -70,6 +84,15 @@ if TYPE_CHECKING:
         fedprox as fedprox,
         silobn as silobn,
         singleset as singleset,
+    )
+    from fedbn.methods.rules import (
+        ditto as ditto,
+        feddyn as feddyn,
+        fedper as fedper,
+        fedrep as fedrep,
+        fixbn as fixbn,
+        lgfedavg as lgfedavg,
+        scaffold as scaffold,
     )
     from fedbn.tasks.making import metric as metric
     from fedbn.trained.opening import jobs_of as jobs_of, open_run as open_run
@@ -82,7 +105,10 @@ _MODULE_OF = {
     for name in node.names
 }
 
-__all__ = sorted([*_MODULE_OF, "__version__"])
+# `from fedbn import *` must also work where the extra that a name needs is not installed.
+_MISSING = set() if importlib.util.find_spec("flwr") else {"keep_local"}
+
+__all__ = sorted({*_MODULE_OF, "__version__"} - _MISSING)
 
 
 def __getattr__(name: str) -> Any:
