@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.training import launch
 from fedbn.data.new_samples import Samples, read_samples
@@ -53,7 +53,12 @@ def adapt(
         ),
     ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="CLIENT", help="Whose affine, in place of the nearest's.")
+        str | None,
+        typer.Option(
+            metavar="CLIENT",
+            help="Whose affine, in place of the nearest's.",
+            autocompletion=completion.clients,
+        ),
     ] = None,
     compare: Annotated[
         bool,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import emit, print_table, print_text
 from fedbn.errors import ConfigError
 from fedbn.experiments.merging import Part
@@ -34,12 +34,16 @@ Form = Literal["text", "md", "markdown", "latex", "csv", "json"]
 
 @app.command(epilog=_EXAMPLES)
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Two run folders, A and B; or one.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Two run folders, A and B; or one.", autocompletion=completion.runs),
+    ],
     methods: Annotated[
         str | None,
         typer.Option(
             metavar="A[,B...]",
             help="Which methods: of one run every pair of them, B judged against A; labels too.",
+            autocompletion=completion.listed_methods_of_run,
         ),
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="How it is written.")] = "text",

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbn import registry
+from fedbn.cli import completion
 from fedbn.errors import ConfigError
 from fedbn.text import shown
 
@@ -27,10 +28,14 @@ def _trust(modules: list[str] | None) -> list[str] | None:
     return modules
 
 
-Run = Annotated[Path, typer.Argument(help="The run folder.")]
+Run = Annotated[Path, typer.Argument(help="The run folder.", autocompletion=completion.runs)]
 
 Method = Annotated[
-    str | None, typer.Option(help="Which method of the run; fedbn if it is there, else the first.")
+    str | None,
+    typer.Option(
+        help="Which method of the run; fedbn if it is there, else the first.",
+        autocompletion=completion.methods_of_run,
+    ),
 ]
 
 Seed = Annotated[int | None, typer.Option(help="Which seed; the first unless given.")]

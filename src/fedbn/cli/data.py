@@ -15,7 +15,7 @@ import typer
 
 import fedbn.datasets
 from fedbn import registry
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.core.federation import Client, Federation
 from fedbn.core.findings import Finding, in_order
@@ -116,7 +116,13 @@ def _row(facts: dict[str, Any]) -> list[object]:
 
 @app.command(epilog=_SHOW)
 def show(
-    data: Annotated[str, typer.Argument(help="A data set's name, or the path of your own data.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A data set's name, or the path of your own data.",
+            autocompletion=completion.data_sets,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The picture, .png or .svg; data-NAME.png unless given."),
@@ -189,7 +195,13 @@ def _print_counts(
 
 @app.command(epilog=_CHECK)
 def check(
-    data: Annotated[str, typer.Argument(help="A data set's name, or the path of your own data.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A data set's name, or the path of your own data.",
+            autocompletion=completion.data_sets,
+        ),
+    ],
     set_: Options = None,
     json: console.Json = False,
 ) -> None:

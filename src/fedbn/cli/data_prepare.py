@@ -13,7 +13,7 @@ from rich.console import Console
 
 import fedbn.datasets
 from fedbn import registry
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.cli.data import Options, section_of, subjects
 from fedbn.core.federation import Federation
@@ -36,7 +36,12 @@ _EXAMPLES = console.examples(
 
 @app.command(epilog=_EXAMPLES)
 def prepare(
-    name: Annotated[str, typer.Argument(help="A data set's name from `fedbn data ls`.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A data set's name from `fedbn data ls`.", autocompletion=completion.data_sets
+        ),
+    ],
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="DIR", help="Take files from here; download nothing."),

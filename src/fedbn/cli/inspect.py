@@ -15,7 +15,7 @@ import fedbn.datasets
 import fedbn.methods
 import fedbn.models
 from fedbn import exchange_audit, registry
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import Json, emit, print_table, print_text
 from fedbn.core.federation import Federation, blank_client
 from fedbn.core.method import Method
@@ -38,8 +38,15 @@ Classes = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="Number 
     "fedbn inspect my_module:Net --method silobn --input 1,64,64 --classes 2 --json"
 )
 def inspect(
-    model: Annotated[str, typer.Argument(help="A model's name, or module:callable.")],
-    method: Annotated[str, typer.Option(help="The method.")] = "fedbn",
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's name, or module:callable.", autocompletion=completion.models
+        ),
+    ],
+    method: Annotated[
+        str, typer.Option(help="The method.", autocompletion=completion.methods)
+    ] = "fedbn",
     input_: Shape = None,
     classes: Classes = None,
     json: Json = False,
@@ -58,7 +65,12 @@ def inspect(
     epilog="Example: fedbn audit my_code:Net --get my_code:get_weights --set my_code:set_weights"
 )
 def audit(
-    model: Annotated[str, typer.Argument(help="A model's name, or module:callable.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's name, or module:callable.", autocompletion=completion.models
+        ),
+    ],
     get: Annotated[str, typer.Option(help="module:callable; of a model what leaves the client.")],
     set_: Annotated[str, typer.Option("--set", help="module:callable; takes that into a model.")],
     input_: Shape = None,

@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedbn import __version__, registry
 from fedbn.cli.console import results_apart
-from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unforeseen
+from fedbn.errors import ConfigError, FedbnError, Interrupted, Untrusted, unforeseen, unknown
 from fedbn.flower import require_flower
 from fedbn.text import shown
 
@@ -33,6 +33,8 @@ _LIGHT = (
     *("typer", "fedbn.__version__", "fedbn.registry", "fedbn.errors", "fedbn.text"),
     *("fedbn.cli", "fedbn.cli.console", "fedbn.experiments.configuration", "fedbn.runs.folder"),
 )
+
+_SHELLS = ("bash", "zsh", "fish")
 
 # Of each group: its commands, and the modules that have them.
 _COMMANDS = {
@@ -180,8 +182,8 @@ def _data(context: typer.Context) -> None:
         print(context.get_help())
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(context: typer.Context, asked: bool) -> None:
+    if asked and not context.resilient_parsing:  # not while a shell completes the line
         print(f"fedbn {__version__}")
         raise typer.Exit
 
@@ -205,22 +207,57 @@ def main() -> NoReturn:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # ± in a table, on an ASCII terminal
     if "_FEDBN_COMPLETE" in os.environ:  # a shell asks; typer answers, and ends the process
-        app(prog_name="fedbn")
+        with suppress(Exception):  # an error would be printed into the line that is being typed
+            app(prog_name="fedbn")
+        sys.exit(1)
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     if debug:
         os.environ["FEDBN_DEBUG"] = "1"  # for worker processes
         logging.basicConfig(level=logging.DEBUG)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # ± in a table, on an ASCII terminal
     os.environ["MPLBACKEND"] = "agg"  # a notebook's backend need not be installed here
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(_ended(arguments or ["--help"], debug))
 
 
+def _completion_setup(arguments: list[str]) -> int:
+    """Print or install the completion of a shell; return the exit code.
+
+    typer recognises the shell that called, or takes the name of one. Which of the two its options
+    do is decided by an environment variable. It ends the process where others return.
+    """
+    option, *named = arguments[:2]
+    if named and named[0] not in _SHELLS:
+        raise ConfigError(f"{option}: {unknown('shell', named[0], _SHELLS)}")
+    if named:
+        os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
+    done, printed = False, io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            app([option, *named], standalone_mode=False, prog_name="fedbn")
+    except SystemExit as end:
+        done = not end.code
+    except OSError as error:
+        raise ConfigError(
+            f"{option}: cannot write the completion script: {error}; "
+            "print it with --show-completion instead"
+        ) from error
+    if not done:
+        raise ConfigError(
+            f"{option}: cannot recognise this shell; name it: `fedbn {option} SHELL`, "
+            f"where SHELL is {', '.join(_SHELLS)}"
+        )
+    print(printed.getvalue().replace("Shells.", ""), end="")  # typer prints an enum's member
+    return 0
+
+
 def _ended(arguments: list[str], debug: bool) -> int:
     try:
+        if arguments[0] in ("--install-completion", "--show-completion"):
+            return _completion_setup(arguments)
         _check_directory()
         code = int(app(arguments, standalone_mode=False, prog_name="fedbn") or 0)
         if code == Interrupted.exit_code:  # what typer makes of Ctrl-C

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
 from fedbn.cli.training import print_summary
 from fedbn.core.federation import Split, Targets
@@ -50,7 +50,11 @@ _EXPORT = console.examples(
 
 _SHOWN = 10
 _Client = Annotated[
-    str, typer.Option(help="Whose model: a training client's or an adapted site's.")
+    str,
+    typer.Option(
+        help="Whose model: a training client's or an adapted site's.",
+        autocompletion=completion.clients,
+    ),
 ]
 
 app = console.commands()

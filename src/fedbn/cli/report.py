@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedbn import __version__
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import check_out, emit, say
 from fedbn.errors import ConfigError
 from fedbn.report import page
@@ -42,7 +42,10 @@ _ENDS: dict[Form, str] = {
 
 @app.command(epilog=_EXAMPLES)
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders.", autocompletion=completion.runs),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The file; report.html in the first run unless given."),

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import emit, print_table, print_text, say
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import train
@@ -68,7 +68,11 @@ class Flags:
 @app.command(epilog=_EXAMPLES)
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="An item of --list, FILE.toml with [reproduce], or all.")
+        str | None,
+        typer.Argument(
+            help="An item of --list, FILE.toml with [reproduce], or all.",
+            autocompletion=completion.items,
+        ),
     ] = None,
     more: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN...]", help="Further runs, after --from.")

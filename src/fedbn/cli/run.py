@@ -6,7 +6,6 @@ where it is killed while torch is imported.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json as codec
 import time
@@ -16,14 +15,14 @@ from typing import Annotated
 import typer
 
 from fedbn import registry
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.experiments import configuration
 from fedbn.experiments.schema import Experiment
 from fedbn.runs.folder import RunFolder
 
 _EXAMPLES = console.examples(
     "fedbn run                                   four methods, embedded digits",
-    "fedbn run --method fedbn --method fedbn+prox(0.1) --rounds 50 --seed 7",
+    "fedbn run --method fedbn --method 'fedbn+prox(0.1)' --rounds 50 --seed 7",
     "fedbn run --data my_arrays/ --model my_module:Net --set training.lr=0.005",
     "fedbn run my_experiment.toml --out runs/first --dry-run",
 )
@@ -34,15 +33,30 @@ app = console.commands()
 @app.command(epilog=_EXAMPLES)
 def run(
     experiment: Annotated[
-        str | None, typer.Argument(help="An experiment: FILE.toml, or a name from `fedbn ls`.")
+        str | None,
+        typer.Argument(
+            help="An experiment: FILE.toml, or a name from `fedbn ls`.",
+            autocompletion=completion.experiments,
+        ),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A method, as fedbn+prox(0.01); may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="A method, as 'fedbn+prox(0.01)' in quotes; may be repeated.",
+            autocompletion=completion.methods,
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A data set's name, or the path of your own data.")
+        str | None,
+        typer.Option(
+            help="A data set's name, or the path of your own data.",
+            autocompletion=completion.data_sets,
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A model's name, or module:callable.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model's name, or module:callable.", autocompletion=completion.models),
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be repeated.")] = None,
     scale: Annotated[
@@ -105,7 +119,7 @@ def ls(json: console.Json = False) -> None:
     """List methods, parts of methods, models, data sets and experiments."""
     found = {
         "methods": _methods(),
-        "parts, as in fedbn+prox(0.1)": _parts(),
+        "parts, as in fedbn+prox(0.1)": completion.parts_of_methods(),
         "models": registry.described("fedbn.models"),
         "data sets": registry.described("fedbn.datasets"),
         "experiments": configuration.experiments(),
@@ -117,7 +131,8 @@ def ls(json: console.Json = False) -> None:
         console.print_table((kind, ""), names.items())
         console.emit()
     console.print_text(
-        "Methods add up: fedbn+scaffold. Your own method, model or data set: module:callable"
+        "Methods add up: fedbn+scaffold. Your own method, model or data set: module:callable. "
+        "In a shell, put a name with parentheses in quotes: --method 'fedbn+prox(0.1)'"
     )
 
 
@@ -130,19 +145,3 @@ def _methods() -> dict[str, str]:
         else f"{text} Shared: {about[name][0]}. Remembered: {about[name][1]}."
         for name, text in registry.described("fedbn.methods").items()
     }
-
-
-def _parts() -> dict[str, str]:
-    """What may be added to a method: the table `PARTS`, whose functions are imported there."""
-    homes: dict[str, str] = {}
-    found: dict[str, str] = {}
-    for node in registry.source("fedbn.methods").body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            homes |= {alias.name: node.module for alias in node.names}
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
-            for key, value in zip(node.value.keys, node.value.values, strict=True):
-                assert isinstance(key, ast.Constant)
-                above, _, function = ast.unparse(value).rpartition(".")
-                home = f"{homes[above]}.{above}" if above else homes[function]
-                found[str(key.value)] = registry.first_lines(home)[function]
-    return found

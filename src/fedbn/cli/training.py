@@ -16,7 +16,7 @@ import typer
 from rich.text import Text
 
 from fedbn import registry
-from fedbn.cli import console
+from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Stopper
@@ -54,7 +54,8 @@ def resume(
         list[int] | None, typer.Option(min=0, help="A seed more; may be repeated.")
     ] = None,
     add_method: Annotated[
-        list[str] | None, typer.Option(help="A method more; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A method more; may be repeated.", autocompletion=completion.methods),
     ] = None,
     workers: console.Workers = None,
     log: console.Log = None,
@@ -82,7 +83,12 @@ def resume(
     epilog="Example: fedbn merge runs/job-* --out runs/all   ·   docs/configuration.md shows SLURM"
 )
 def merge(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, with checkpoints or without.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders, with checkpoints or without.", autocompletion=completion.runs
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The new run folder; made, must be empty.")],
     trust: console.Trust = None,
     clients: console.Clients = "some",
