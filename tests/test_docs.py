@@ -45,7 +45,7 @@ def test_a_python_snippet_runs(code, tmp_path, monkeypatch):
     if code.startswith(">>>"):
         pytest.skip("a session: tests/paper/theory/test_theory_docs.py runs its page as a whole")
     if re.match(r"# \w+\.py\n", code):
-        pytest.skip("a file of the tutorial: tests/test_tutorial.py runs its page as a whole")
+        pytest.skip("a file of the tutorial: tests/test_docs_output.py runs its page as a whole")
     for module in ("flwr", "pandas"):
         if module in code:
             pytest.importorskip(module, reason=f"{module} is not installed")
@@ -213,6 +213,22 @@ def test_every_page_can_be_reached():
     found = re.findall(r"[a-z-]+\.md", str(listed))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert set(found) == pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_that_installs_fedbn_first_shows_the_cpu_version_of_torch(page):
+    """Without it pip takes gigabytes of CUDA packages, and no GPU is needed."""
+    text = page.read_text(encoding="utf-8")
+    installs = re.search(r"^(pip install [.\"']|scripts/demo$)", text, re.MULTILINE)
+    cpu = r"pip install torch\S* --index-url https://download.pytorch.org/whl/cpu"
+    torch = re.search(cpu, text)
+    assert installs is None or (torch is not None and torch.start() < installs.start())
+
+
+def test_the_tutorial_installs_the_version_of_torch_that_the_demo_asks_for():
+    pinned = re.search(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert f"pip install {pinned[0]} --index-url" in (ROOT / "docs/tutorial.md").read_text()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
