@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COVERED = ("README.md", "docs/tutorial.md")
+COVERED = ("README.md", "docs/data.md", "docs/tutorial.md")
 ELIDED = "..."
 TOLERANCE = 0.02
 ACTIVATE = "source .venv/bin/activate"

@@ -34,6 +34,16 @@ def test_a_page_runs_as_printed_and_prints_what_it_shows(name: str) -> None:
     assert [str(each) for each in check(ROOT / name)] == []
 
 
+def test_every_page_that_shows_an_output_is_covered() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    showing = {
+        file.relative_to(ROOT).as_posix()
+        for file in pages
+        if any(step.outputs for step in steps(file.read_text(encoding="utf-8")))
+    }
+    assert showing == set(docs_output["COVERED"])
+
+
 def test_the_tutorial_activates_the_environment_before_it_uses_it() -> None:
     found = steps((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
     commands = [step.code.strip() for step in found if not step.file]
