@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,6 +85,12 @@ def test_a_command_is_one_that_exists(words):
         assert words[0] in command.commands, f"no command {words[0]}"
         name, command, words = command.resolve_command(context, list(words))
     command.make_context(name, list(words), parent=context)
+
+
+@pytest.mark.parametrize("code", blocks("bash"))
+def test_a_shell_block_can_be_read_by_a_shell(code):
+    read = subprocess.run(["bash", "-n", "-c", code], capture_output=True, text=True, check=False)
+    assert (read.returncode, read.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -42,7 +42,7 @@ def run(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="A method, as 'fedbn+prox(0.01)' in quotes; may be repeated.",
+            help="A method, as fedbn or 'fedbn+prox(0.01)' (quoted in a shell); may be repeated.",
             autocompletion=completion.methods,
         ),
     ] = None,
