@@ -331,3 +331,75 @@ def test_a_rule_is_called_by_its_class_and_its_fields_unless_it_says_otherwise()
     found = [Pulled().label, Pulled("end", 1234567).label]
     assert found == ["pulled(start, 0.1)", "pulled(end, 1234567)"]
     assert Proximal(0.5).label == "prox(0.5)"
+
+
+@dataclass(frozen=True)
+class PersonalBody(Rule):
+    """FedBABU with a personal model: of the joint and of the personal model the body is trained."""
+
+    word = "personalbody"
+    used = "personal"
+    several = True
+
+    def declare(self, model):
+        return [Memory("personal", e, "local", start="entry") for e in model.shared + model.local]
+
+    def round(self, client, train):
+        body = [name for name in client.tensors if not name.startswith("3.")]
+        done = train(only=body)
+        train(on=client.memory["personal"], only=body, draws="personal")
+        return done
+
+
+@pytest.mark.parametrize("training", [{}, {"optimizer_args": {"momentum": 0.9}}])
+def test_training_of_a_personal_model_moves_no_entry_outside_only(training: dict) -> None:
+    made = plan(Method("babu", rules=(PersonalBody(),)), federation(8, 9), **training)
+    before = initial_state(made)
+    state = done(made)
+    names = [e.name for e in entries(made.initial_model)]
+    head = ["3.weight", "3.bias"]
+    for client in "ab":
+        personal = {n: state.local[client].state[f"personalbody.personal/{n}"] for n in names}
+        unmoved = [n for n in names if torch.equal(personal[n], before.shared.state[n])]
+        assert [n for n in unmoved if n != "0.bias"] == head  # BatchNorm cancels that bias
+    assert all(torch.equal(state.shared.state[n], before.shared.state[n]) for n in head)
+
+
+@dataclass(frozen=True)
+class FrozenStatistics(Rule):
+    """A personal model whose weights alone are trained, of memory that holds statistics too."""
+
+    word = "frozenstatistics"
+    several = True
+
+    def declare(self, model):
+        return [Memory("personal", e, "local", start="entry") for e in model.shared + model.local]
+
+    def round(self, client, train):
+        done = train()
+        train(on=client.memory["personal"], only=["0.weight"])
+        return done
+
+
+def test_statistics_outside_only_stay_as_they_were_in_a_personal_model() -> None:
+    made = plan(Method("frozen", rules=(FrozenStatistics(),)), federation(8), rounds=2)
+    state, trainer = initial_state(made), Trainer(made)
+    state, _ = run_round(made, state, trainer)
+    first = {n: v.clone() for n, v in state.local["a"].state.items()}
+    state, _ = run_round(made, state, trainer)
+    moved = [n for n, v in state.local["a"].state.items() if not torch.equal(v, first[n])]
+    assert moved == ["rule.rounds", "frozenstatistics.personal/0.weight"]
+
+
+@dataclass(frozen=True)
+class Misspelt(Rule):
+    """A rule that names an entry that the model does not have."""
+
+    def round(self, client, train):
+        return train(only=["0.wieght"])
+
+
+def test_only_refuses_an_entry_that_the_model_does_not_have() -> None:
+    made = plan(Method("misspelt", rules=(Misspelt(),)), federation(8))
+    with pytest.raises(TooFewClients, match=r"unknown entry '0.wieght': did you mean '0.weight'"):
+        done(made)

@@ -162,7 +162,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
     round = state.round + 1
 
     def train(asked: Asked) -> Trained:
-        only = frozenset(asked.on) if asked.on else asked.only
+        only = asked.stepped(replica.tensors)
         work = ClientWork(
             replica.model,
             client.train,

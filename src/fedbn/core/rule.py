@@ -8,7 +8,7 @@ layouts are all that the rest of the library knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -175,6 +175,16 @@ class Asked:
     steps: int | None = None
     draws: str = ""
 
+    def stepped(self, entries: Collection[str]) -> frozenset[str] | None:
+        """Return the entries that a step may change; None for all.
+
+        A training on other entries changes those alone, and of them those that `only` names.
+        """
+        if unheard := sorted((self.only or frozenset()).difference(entries)):
+            raise ModelError(f"train(only=...): {unknown('entry', unheard[0], entries)}")
+        sets = [frozenset(names) for names in (self.on, self.only) if names is not None]
+        return frozenset.intersection(*sets) if sets else None
+
     def within(self, outer: Asked) -> Asked:
         """Add what a rule around this one asks: terms add, changes chain, entries intersect.
 
@@ -223,6 +233,7 @@ class LocalTraining:
             only: The entries that are stepped at all; BatchNorm whose statistics are not among
                 them is in evaluation mode.
             on: Entries that are trained in place of the model's; what other rules add is left out.
+                With `only`, of these entries only the named ones change.
             epochs: Passes over the data, in place of what the plan says.
             steps: Batches, in place of both.
             draws: Names the generator that orders a further pass.
