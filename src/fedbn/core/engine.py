@@ -20,7 +20,7 @@ import torch
 
 from fedbn.core import rounds, scoring
 from fedbn.core.best_round import EarlyStop
-from fedbn.core.federation import Client
+from fedbn.core.federation import Client, Split
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Replica, Speedups
@@ -56,9 +56,19 @@ class Pool(Generic[S]):
         """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 
-    def ordered(self, task: Callable[[S, T], R], items: Iterable[T]) -> Iterator[R]:
-        """Do the task for all items, at most a few ahead, and yield the results in their order."""
+    def ordered(
+        self, task: Callable[[S, T], R], items: Iterable[T], overlap: bool = True
+    ) -> Iterator[R]:
+        """Do the task for all items, at most a few ahead, and yield the results in their order.
+
+        Without `overlap` no thread works while the caller uses a result: the tools do one task
+        each, then their results are yielded, then the next tasks begin.
+        """
         left = iter(items)
+        if not overlap:
+            while some := [*islice(left, self._count)]:
+                yield from [*self.ordered(task, some)]
+            return
         # Two results a thread may wait for an earlier one; more would cost a model's memory each.
         waiting = deque(self._submit(task, item) for item in islice(left, 2 * self._count))
         while waiting:
@@ -121,6 +131,9 @@ class OneByOne:
         slower = has_bn and speedups is not PLAIN and any(r.folded is None for r in replicas)
         self._plan = plan
         self._pool = Pool(replicas)
+        # Datasets of users are read while a client trains, and their transforms may draw.
+        lazy = any(not isinstance(client.train, Split) for client in plan.federation.clients)
+        self._draws = bool(found.draws) or lazy
         self._speedups = speedups
         said = ["clients are scored without folding BatchNorm: slower"] if slower else []
         self.notes: Sequence[str] = [*found.notes, *said]
@@ -131,16 +144,22 @@ class OneByOne:
 
         Then no round waits for a large client that began last. Their updates wait for their turn,
         which large ones must not: they would all be in memory at once.
+
+        An aggregator may draw from the process's generators. Where training seeds these too, no
+        client trains while the caller aggregates.
         """
         kept = sum(vector.nbytes for vector in state.shared.vectors.values()) * len(clients)
+        few = kept <= _KEPT_BYTES
         order = [*range(len(clients))]
-        if kept <= _KEPT_BYTES:
+        if few:
             order.sort(key=lambda place: -len(clients[place].train))
+        gathered = few and (self._draws or order != sorted(order))
         done = self._pool.ordered(
             lambda replica, client: rounds.train_client(self._plan, replica, client, state),
             [clients[place] for place in order],
+            overlap=gathered or not self._draws,
         )
-        if order == sorted(order):
+        if not gathered:
             return done
         found = dict(zip(order, done, strict=True))
         return [found[place] for place in range(len(clients))]

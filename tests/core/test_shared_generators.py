@@ -1,0 +1,113 @@
+"""Clients that train in threads leave the process's generators to whoever else draws from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import fedbn
+from fedbn.core.aggregation import Weighted
+from fedbn.core.engine import OneByOne
+from fedbn.core.method import Method
+from fedbn.core.packing import Pack
+from fedbn.core.plan import Plan
+from fedbn.core.rounds import RunState, initial_state, run_round
+from tiny import bn_net, dropout_net, federation, plan, same_runs
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """The mean of updates with noise from torch's global generator, added one update at a time."""
+
+    label = "noisy"
+
+    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+        return fedbn.mean().combine(map(self._with_noise, updates), like)
+
+    def _with_noise(self, update: Weighted) -> Weighted:
+        moved = {
+            group: vector if group.integer else vector + 0.01 * torch.randn(vector.shape)
+            for group, vector in update.pack.vectors.items()
+        }
+        return Weighted(Pack(update.pack.layout, moved), update.weight)
+
+
+class Slow(nn.Module):
+    """Takes so long that a client still trains while the update before it is aggregated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return x
+
+
+def slow_dropout_net() -> nn.Module:
+    """Return a network that draws while it trains, and takes its time before it does."""
+    return nn.Sequential(Slow(), dropout_net())
+
+
+def after_rounds(made: Plan, workers: int, gathered: bool = False) -> RunState:
+    """Return the state after the last round; `gathered` trains all clients before aggregation."""
+    state = initial_state(made)
+    with closing(OneByOne(made, workers)) as crew:
+        for _ in range(made.training.rounds):
+            train = (lambda some, at: [*crew.train(some, at)]) if gathered else crew.train
+            state, _ = run_round(made, state, train)
+    return state
+
+
+@pytest.fixture
+def large_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat every update as too large to wait for the others, so that they are used one by one."""
+    monkeypatch.setattr("fedbn.core.engine._KEPT_BYTES", 0)
+
+
+def drawing(model: Callable[[], nn.Module] = slow_dropout_net) -> Plan:
+    method = fedbn.fedavg() | Noisy()
+    assert isinstance(method, Method)
+    return plan(method, federation(10, 10, 10, 10, 10), model, rounds=2)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_model_and_an_aggregator_that_both_draw_do_not_disturb_each_other(workers: int) -> None:
+    expected = after_rounds(drawing(), 1, gathered=True)
+    assert same_runs(after_rounds(drawing(), workers), expected)
+
+
+@pytest.mark.usefixtures("large_updates")
+def test_nor_do_they_where_updates_are_aggregated_one_by_one() -> None:
+    expected = after_rounds(drawing(), 1, gathered=True)
+    assert same_runs(after_rounds(drawing(), 4), expected)
+
+
+class Jittered(Dataset[tuple[Tensor, int]]):
+    """Samples with noise from torch's global generator, drawn anew whenever one is read."""
+
+    def __init__(self, scale: float):
+        self.x = scale * torch.randn(12, 3, generator=torch.Generator().manual_seed(int(scale)))
+        self.targets = (self.x[:, 0] > 0).long().tolist()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        time.sleep(0.001)
+        return self.x[index] + torch.randn(3), self.targets[index]
+
+
+@pytest.mark.usefixtures("large_updates")
+def test_samples_that_are_read_while_training_do_not_disturb_an_aggregator() -> None:
+    sites = {name: (Jittered(1.0 + i), Jittered(20.0 + i)) for i, name in enumerate("abcde")}
+
+    def trained(workers: int) -> RunState:
+        method = fedbn.fedavg() | Noisy()
+        return fedbn.fit(sites, bn_net, method, rounds=2, workers=workers).state
+
+    expected = trained(1)
+    assert all(same_runs(trained(workers), expected) for workers in (2, 4))
