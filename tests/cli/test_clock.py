@@ -119,7 +119,7 @@ def test_the_work_of_a_round_by_hand() -> None:
     raw = {
         "data": {"name": "gaussians", "train": 40, "test": 9},
         "model": {"name": "mlp"},
-        "training": {"batch_size": 32},
+        "training": {"batch_size": 32, "last_batch": "keep"},
         "sweep": {"training": {"local_epochs": [1, 4]}},
     }
     found, planner = jobs(checked(raw)), Planner()

@@ -10,6 +10,7 @@ from torch import nn
 from fedbn.core.federation import Federation
 from fedbn.core.plan import remarks
 from fedbn.errors import ConfigError, ModelError
+from fedbn.methods import parse_method
 from fedbn.methods.paper import fedavg, fedbn
 from tiny import done, federation, plain_net, plan
 
@@ -68,12 +69,38 @@ def test_a_client_weighs_as_much_as_its_share_of_the_largest():
 def test_a_small_last_batch_is_pointed_out_once_with_the_key_that_decides():
     # batches of 10: 21 leaves one, 23 three, 27 seven, 28 eight; 7 is less than a batch
     data = federation(21, 23, 27, 28, 7)
-    one, few = remarks(plan(fedbn(), data, batch_size=10, last_batch="keep"))
+    weighted = {"batch_size": 10, "weighting": "examples"}
+    one, few = remarks(plan(fedbn(), data, last_batch="keep", **weighted))
     assert one == "a last batch of one sample joins the batch before it (a)"
     assert few.startswith("a last batch of 3 to 7 samples (b, c) is small for BatchNorm")
     assert "training.last_batch = 'merge'" in few
     for last in ("merge", "drop"):
-        assert remarks(plan(fedbn(), data, batch_size=10, last_batch=last)) == []
-    assert remarks(plan(fedavg(), data, plain_net, batch_size=10)) == []
+        assert remarks(plan(fedbn(), data, last_batch=last, **weighted)) == []
+    assert remarks(plan(fedavg(), data, plain_net, **weighted)) == []
     # two steps of ten never come to the third batch
     assert remarks(plan(fedbn(), federation(23), batch_size=10, local_steps=2)) == []
+
+
+def test_unequal_clients_that_count_the_same_are_pointed_out_once() -> None:
+    (said,) = remarks(plan(fedavg(), federation(21, 10), plain_net))
+    assert said.startswith("clients have 10 to 21 training samples and count the same")
+    assert "training.weighting = 'examples'" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "training"),
+    [
+        ("fedavg", (20, 10), {}),  # a factor of two
+        ("fedavg", (40, 10), {"weighting": "examples"}),
+        ("singleset", (40, 10), {}),  # nothing is averaged
+        ("centralized", (40, 10), {}),
+        ("fedavg+median", (40, 10), {}),  # no mean, so no weights
+        ("scaffold", (40, 10), {}),  # defined for uniform weights alone
+    ],
+)
+def test_no_weighting_is_suggested_where_it_would_change_nothing(
+    method: str, sizes: tuple[int, ...], training: dict[str, str]
+) -> None:
+    data, chosen = federation(*sizes), parse_method(method)
+    data = data.pooled() if chosen.pooled else data
+    assert remarks(plan(chosen, data, plain_net, batch_size=10, **training)) == []

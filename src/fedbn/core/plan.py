@@ -122,6 +122,8 @@ def limited(weights: Sequence[float], share: float) -> list[float]:
 
 # Below so many samples a batch's own mean and variance say little of the data.
 _FEW = 8
+# Clients that differ by more than this factor in size are pointed out.
+_UNEQUAL = 2
 _SHOWN = 5
 _TRIED = 64  # samples that metrics are tried on
 
@@ -319,7 +321,23 @@ def remarks(plan: Plan) -> list[str]:
     """What a user should hear of a plan before it runs: it works, and may not be what was meant."""
     found = entries(plan.initial_model)
     norm = any(entry.kind in BATCHNORM for entry in found)
-    return [*plan.method.remarks(found), *(_left_over(plan) if norm else [])]
+    left_over = _left_over(plan) if norm else []
+    return [*plan.method.remarks(found), *left_over, *_unequal_clients(plan)]
+
+
+def _unequal_clients(plan: Plan) -> list[str]:
+    """Warn where clients of very different size count the same and the user can change that."""
+    method, sizes = plan.method, [len(client.train) for client in plan.federation.clients]
+    averages = method.aggregator == Mean() and bool(method.shared(entries(plan.initial_model)))
+    fixed = any("uniform weights" in rule.needs for rule in method.rules)
+    if plan.training.weighting != "uniform" or fixed or not averages:
+        return []
+    if max(sizes) <= _UNEQUAL * min(sizes):
+        return []
+    return [
+        f"clients have {min(sizes):,} to {max(sizes):,} training samples and count the same in the "
+        "average; training.weighting = 'examples' weights each by its number of samples"
+    ]
 
 
 def _left_over(plan: Plan) -> list[str]:
