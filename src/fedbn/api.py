@@ -34,6 +34,7 @@ from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, reached, run_plan, start
 from fedbn.experiments.sources import given_federation
 from fedbn.methods import parse_method
+from fedbn.results.aggregate import rejection
 from fedbn.runs.folder import RunFolder
 from fedbn.runs.metrics import read
 from fedbn.tasks.making import GivenMetric, TaskChoice
@@ -179,6 +180,9 @@ def fit(
             start(experiment, jobs, planner, folder, hear, workers=workers, apart=False)
         run = partial(_on_disk, planner=planner, folder=folder)
     runs = {(job.method.name, job.seed): run(job) for job in jobs}
+    for (name, job_seed), result in runs.items():
+        if result.rejected:
+            notes(rejection(result.rejected, [f"{name} seed {job_seed}"]))
     return next(iter(runs.values())) if methods is None and seeds is None else Results(runs)
 
 

@@ -7,6 +7,7 @@ FedbnError               1    the run failed
 │   └── Untrusted        3    a module that a file names and nobody trusted
 ├── DataError            4    data that cannot be trained on
 ├── TooFewClients        5    fewer clients left than `training.min_clients`, or than the rule needs
+│   └── NeverAccepted    5    a finished run in which no update of some client was ever accepted
 ├── DamagedRun           6    a run folder that cannot be trusted
 ├── NotApproved          7    sites where a person has not approved the experiment yet
 └── Interrupted        130    stopped on request, the state saved
@@ -67,6 +68,10 @@ class TooFewClients(FedbnError):  # noqa: N818 - the name says what happened
     """A round was left with fewer clients than `training.min_clients` or its aggregator needs."""
 
     exit_code = 5
+
+
+class NeverAccepted(TooFewClients):
+    """A run is finished and saved, but no update of some client was ever accepted."""
 
 
 class DamagedRun(FedbnError):  # noqa: N818

@@ -18,14 +18,16 @@ from google.protobuf.message import DecodeError
 from safetensors.torch import load, save
 
 from fedbn import registry
+from fedbn.cli.training import check_contributions
 from fedbn.core.engine import RoundCost
-from fedbn.errors import ConfigError, TooFewClients
+from fedbn.errors import ConfigError, NeverAccepted, TooFewClients
 from fedbn.experiments.jobs import Event
 from fedbn.flower import messages
 from fedbn.flower.audit_log import AuditLog, read
 from fedbn.flower.credentials import make_key
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import KEY
+from fedbn.runs.folder import RunFolder
 
 
 def record_of(state) -> ArrayRecord:
@@ -146,6 +148,15 @@ def test_a_hostile_answer_is_left_out_and_named(bench: Bench, name: str) -> None
     values = [r["value"] for r in finished[-1].records if r["metric"] == "training_loss"]
     assert len(values) == 1
     assert values[0] == values[0]
+
+
+def test_a_federation_with_a_site_rejected_in_every_round_is_no_success(bench: Bench) -> None:
+    tamper, _ = HOSTILE["NaN"]
+    folder = bench.run(bench.grid(tamper))
+    with pytest.raises(NeverAccepted, match=r"saved, but every update of photo was rejected"):
+        check_contributions(folder)
+    assert bench.run(bench.grid(), name="good").metrics.exists()
+    check_contributions(RunFolder(bench.root / "runs" / "good"))
 
 
 def test_a_silent_reset_of_batchnorm_is_refused(bench: Bench) -> None:

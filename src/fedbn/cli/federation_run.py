@@ -15,7 +15,7 @@ from fedbn.cli.console import emit, say
 from fedbn.cli.federation import home_of
 from fedbn.cli.federation_keys import Fed
 from fedbn.cli.progress import Stopper
-from fedbn.cli.training import show
+from fedbn.cli.training import check_contributions, show
 from fedbn.errors import ConfigError, FedbnError, Interrupted
 from fedbn.experiments import configuration
 from fedbn.experiments.jobs import Event
@@ -150,6 +150,7 @@ def run(
     limits = Limits(wait=wait, round=deadline)
     run = _see_to_end(folder, (name or file.stem, raw, str(file)), limits, min_sites)
     show(run, console.Showing(json))
+    check_contributions(run)
 
 
 @app.command(epilog="Example: fedbn federation demo")

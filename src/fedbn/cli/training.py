@@ -20,7 +20,7 @@ from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Stopper
-from fedbn.errors import Interrupted
+from fedbn.errors import Interrupted, NeverAccepted
 from fedbn.experiments.configuration import checked, held_experiment
 from fedbn.experiments.jobs import Event, Listener, to_all
 from fedbn.experiments.merging import check_checkpoints, grown, merge as merged, told
@@ -29,7 +29,7 @@ from fedbn.experiments.process_pool import own_process
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
 from fedbn.results import figures
-from fedbn.results.aggregate import RunFiles, Summary
+from fedbn.results.aggregate import RunFiles, Summary, rejected_clients, rejection
 from fedbn.results.result_table import condensed, fitted, readable, written
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
@@ -112,7 +112,15 @@ def launch(folder: RunFolder, experiment: Experiment, *, showing: Showing, **how
         show(folder, showing)
     if registry.trusted():
         say(f"own code must be trusted: `{resume_line(folder)}`")
+    check_contributions(folder)
     return ran
+
+
+def check_contributions(folder: RunFolder) -> None:
+    """Raise if a finished run has a client of which no update was ever accepted."""
+    if found := rejected_clients(run_files(folder).table):
+        texts = (rejection(*item) for item in found.items())
+        raise NeverAccepted(f"{folder.path} is saved, but {'; '.join(texts)}")
 
 
 def train(
@@ -170,10 +178,15 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str], as_json: bool)
         emit(f"# would run {job.method.name}, setting {job.setting.name}, seed {job.seed}")
 
 
+def run_files(folder: RunFolder) -> RunFiles:
+    """Read what a run folder says of its results."""
+    records, config = metrics.read(folder.metrics), folder.read_request()
+    return RunFiles(str(folder.path), records, config, folder.read_environment())
+
+
 def show(folder: RunFolder, showing: Showing) -> None:
     """Print the table, of many clients how they spread, and draw the learning curves."""
-    records, config = metrics.read(folder.metrics), folder.read_request()
-    run = RunFiles(str(folder.path), records, config, folder.read_environment())
+    run = run_files(folder)
     summary = run.summary
     with explained(folder.curves):
         figures.draw_curves(run.table, folder.curves)

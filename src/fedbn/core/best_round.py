@@ -1,4 +1,7 @@
-"""Which round of a run is its best, and when patience ends: `report = "best"`, `patience`."""
+"""Which round of a run is its best, and when patience ends: `report = "best"`, `patience`.
+
+And which clients never contributed. All of it is read from records.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +74,28 @@ def early_stop(
         if patience is not None and round - best >= patience:
             return EarlyStop(round, best)
     return None
+
+
+def never_accepted(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the clients of one job whose updates were rejected in every round.
+
+    A client that was never selected is not among them: it had no chance to contribute.
+
+    Args:
+        rows: The job's records, as in `metrics.jsonl`.
+
+    Examples:
+        >>> rows = [
+        ...     {"client": "a", "metric": "refused"},
+        ...     {"client": "b", "metric": "refused"},
+        ...     {"client": "b", "metric": "training_loss"},
+        ...     {"client": "c", "metric": "accuracy"},
+        ... ]
+        >>> never_accepted(rows)
+        ('a',)
+    """
+    found = {"refused": dict[str, None](), "training_loss": dict[str, None]()}
+    for row in rows:
+        if row["metric"] in found:
+            found[row["metric"]][row["client"]] = None
+    return tuple(name for name in found["refused"] if name not in found["training_loss"])

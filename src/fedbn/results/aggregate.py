@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from fedbn.core.best_round import Validation, best_round, validation
+from fedbn.core.best_round import Validation, best_round, never_accepted, validation
 from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.text import flat, listed
 
@@ -97,10 +97,12 @@ class History:
     undefined: Mapping[int, Sequence[str]]  # by round, columns whose test score was no number
     validation: Validation  # what clients come to on validation data, which chooses the best round
     metric: Metric = ACCURACY  # what the run is judged by
+    rejected: tuple[str, ...] = ()  # clients of which no update was ever accepted; unscored
 
     @classmethod
     def of(cls, records: Records, metric: Metric = ACCURACY) -> History:
         """Read the records of one job."""
+        rejected = never_accepted(records)
         clients = frozenset(r["client"] for r in records) - {_POOLED}
         pooled: dict[str, set[str]] = defaultdict(set)
         found: dict[Measure, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -109,6 +111,8 @@ class History:
             if r["client"] == _POOLED:
                 pooled[r["split"]].add(r["domain"])
             measure = Measure(r["split"], r["metric"])
+            if r["client"] in rejected and measure == ("test", metric.name):
+                continue  # its model is not the run's result, and a mean without it is no mean
             if r["value"] is not None:
                 found[measure][r["round"]][_column(r)] = r["value"]
             elif measure == ("test", metric.name):
@@ -118,7 +122,7 @@ class History:
         for measure, by_round in found.items():
             scale = metric.scale if measure.metric == metric.name else 1
             numbers[measure] = _averaged(by_round, _expected(measure, columns), scale)
-        return cls(columns, numbers, undefined, validation(records, metric), metric)
+        return cls(columns, numbers, undefined, validation(records, metric), metric, rejected)
 
     def by_domain(self, domains: Mapping[str, str]) -> History:
         """The same with a column a domain, the mean of its clients."""
@@ -351,7 +355,32 @@ def lacking(table: ScoreTable, report: Report) -> list[str]:
             if names := history.lacking(report):
                 found[tuple(names)].append(f"{key.label} seed {seed}")
     said = f"no number, and in no mean: test {table.metric.words} of"
-    return [f"{said} {listed(names)} ({listed(jobs)})" for names, jobs in found.items()]
+    undefined = [f"{said} {listed(names)} ({listed(jobs)})" for names, jobs in found.items()]
+    return [*(rejection(*item) for item in rejected_clients(table).items()), *undefined]
+
+
+def rejected_clients(table: ScoreTable) -> dict[tuple[str, ...], list[str]]:
+    """Map clients of which no update was ever accepted to the jobs in which that was so."""
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for key, seeds in table.histories.items():
+        for seed, history in seeds.items():
+            if history.rejected:
+                found[history.rejected].append(f"{key.label} seed {seed}")
+    return found
+
+
+def rejection(clients: Sequence[str], jobs: Sequence[str]) -> str:
+    """Return the warning about clients of which no update was ever accepted.
+
+    Examples:
+        >>> rejection(["a"], ["fedbn seed 0"])
+        'every update of a was rejected (fedbn seed 0): it has no score, so there is no mean'
+    """
+    its = "it has" if len(clients) == 1 else "they have"
+    return (
+        f"every update of {listed(clients)} was rejected ({listed(jobs)}): {its} no score, so "
+        "there is no mean"
+    )
 
 
 def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[list[Key], list[str]]:

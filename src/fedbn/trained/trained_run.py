@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedbn.core.best_round import never_accepted
 from fedbn.core.federation import AnySplit, Federation, Split, Targets
 from fedbn.core.findings import Warned, not_finite
 from fedbn.core.metric import ACCURACY, Metric
@@ -261,6 +263,9 @@ class Trained:
         Args:
             split: `train`, `valid` or `test`.
             metric: Which of the task's metrics, or `loss`; the first unless given.
+
+        Returns:
+            A number per client; NaN for a client of which no update was ever accepted.
         """
         known = [*(one.name for one in self.plan.task.metrics), "loss"]
         if metric is not None and metric not in known:
@@ -270,10 +275,15 @@ class Trained:
         scored = self.scored_round(split)
         pooled = [client.name for client in self.plan.federation.clients] == ["all"]
         return {
-            (r.domain if pooled else r.client): r.value
+            (r.domain if pooled else r.client): math.nan if r.client in self.rejected else r.value
             for r in found
             if r.round == scored and r.value is not None
         }
+
+    @cached_property
+    def rejected(self) -> tuple[str, ...]:
+        """The clients of which no update was ever accepted; their scores are NaN."""
+        return never_accepted(map(vars, self.records))
 
     def frame(self) -> Any:
         """All numbers as a pandas DataFrame, one row a number, as in `metrics.jsonl`."""
