@@ -134,14 +134,22 @@ def blamed(kind: type[FedbnError], what: str) -> Iterator[None]:
         raise kind(f"{what}: {reason(error)}") from error
 
 
-def unknown(what: str, given: str, legal: Iterable[str]) -> str:
+def unknown(what: str, given: str, legal: Iterable[str], meant: str = "") -> str:
     """Say that a name is not known: what was given, the nearest legal one first, then all.
+
+    The caller may know what was `meant`, although it is spelled in another way.
 
     Examples:
         >>> unknown("method", "fedbm", ["fedavg", "fedbn"])
         "unknown method 'fedbm': did you mean 'fedbn'? Legal values: fedavg, fedbn"
     """
     names = sorted(legal)
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    if not meant:
+        # A section that all names share says nothing about which of them is near.
+        section = given.rpartition(".")[0] + "."
+        shared = len(section) if all(name.startswith(section) for name in names) else 0
+        tails = [name[shared:] for name in names]
+        near = difflib.get_close_matches(given[shared:], tails, n=1)
+        meant = given[:shared] + near[0] if near else ""
+    hint = f"did you mean {meant!r}? " if meant else ""
     return f"unknown {what} {given!r}: {hint}Legal values: {', '.join(names) or 'none'}"

@@ -13,6 +13,14 @@ SET = {
         "training.ronds=3",
         "'training.ronds': did you mean 'training.rounds'?",
     ),
+    "a name of other libraries": (
+        "training.learning_rate=3",
+        "'training.learning_rate': did you mean 'training.lr'?",
+    ),
+    "a name that is near to none": (
+        "training.quantum=3",
+        "'training.quantum': Legal values: training.amp",
+    ),
     "unknown section": ("trainig.rounds=3", "unknown key 'trainig': did you mean 'training'?"),
     "wrong type": ("training.rounds=three", "training.rounds = 'three'"),
     "a bool is no number": ("training.rounds=true", "training.rounds = True"),

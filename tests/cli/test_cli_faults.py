@@ -69,8 +69,8 @@ ASKED = ("--rounds", 2, "--seed", 0, "--out", "out", "--workers", 1)
         ("exits", "RuntimeError: it asks for the end of the process: SystemExit()"),
         ("ends", "RuntimeError: it asks for the end of the process: SystemExit(0)"),
         ("interrupts", "RuntimeError: it asks for the end of the process: KeyboardInterrupt()"),
-        ("nan", "its update has NaN or infinity in "),
-        ("inf", "its update has NaN or infinity in "),
+        ("nan", "its training diverged: lower training.lr (0.01)"),
+        ("inf", "its training diverged: lower training.lr (0.01)"),
     ],
 )
 def test_one_client_fails_and_the_round_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from fedbn.core.aggregation import (
     server_yogi,
     trimmed_mean,
 )
-from fedbn.core.federation import Client, Federation
+from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
@@ -37,7 +38,9 @@ from fedbn.core.rounds import (
 )
 from fedbn.core.scoring import score_client
 from fedbn.errors import TooFewClients
+from fedbn.fast import make_crew
 from fedbn.methods.paper import fedavg, fedbn
+from fedbn.tasks.standard import regression as regression_task
 from tiny import Trainer, bn_net, done, federation, plan, same
 
 BOTH = pytest.mark.parametrize("method", [fedavg(), fedbn()], ids=lambda m: m.name)
@@ -65,7 +68,8 @@ def test_an_update_with_nan_is_refused_and_named(method: Method, bad: str, vecto
     state, report = run_round(made, initial_state(made), Trainer(made))
     (refusal,) = report.refusals
     assert refusal.client == bad
-    assert refusal.reason.startswith("its update has NaN or infinity in 0.weight")
+    reason = "its training diverged: features reach 3e+38; standardise them, or lower training.lr"
+    assert refusal.reason == f"{reason} (0.1)"
     # the others' round is the one they would have had alone, and the bad one keeps its start
     rest = done(plan(method, without(vectors, bad), rounds=1))
     assert same(state.shared, rest.shared)
@@ -210,3 +214,35 @@ def test_a_loss_that_is_no_number_is_recorded_as_none(vectors: Federation):
     replica = Replica(made.initial_model, made.method)
     first = score_client(made, replica, data.clients[0], initial_state(made))[0]
     assert (first.metric, first.value) == ("loss", None)
+
+
+def regression(scale: float) -> Federation:
+    """Two clients whose targets are numbers of this size."""
+    made = []
+    for client in federation(20, 20).clients:
+        y = scale * client.train.x[:, :1]
+        tests = {name: Split(test.x, scale * test.x[:, :1]) for name, test in client.tests.items()}
+        made.append(replace(client, train=Split(client.train.x, y), tests=tests))
+    return Federation("numbers", tuple(made), ("price",))
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e12])
+def test_divergence_on_large_targets_names_the_targets(scale: float):
+    data = regression(scale)
+    made = replace(
+        plan(fedavg(), data, lambda: nn.Linear(3, 1), lr=0.1, local_epochs=20),
+        task=regression_task(),
+    )
+    with pytest.raises(TooFewClients, match=r"its training diverged: targets reach .*standardise"):
+        done(made)
+
+
+@pytest.mark.parametrize("engine", ["plain", "batched"])
+def test_divergence_by_the_learning_rate_names_the_learning_rate(engine: str):
+    made = replace(plan(fedbn(), federation(20, 20), lr=1e6, local_epochs=20), engine=engine)
+    with (
+        closing(make_crew(made, 1)) as crew,
+        pytest.raises(TooFewClients, match=r"diverged: training.lr = 1e\+06 is too large") as told,
+    ):
+        done(made, crew.train)
+    assert "running_var" not in str(told.value)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbn.core.aggregation import Weighted
-from fedbn.core.federation import Client
+from fedbn.core.federation import Client, Split, Targets, targets_of
 from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
@@ -32,6 +32,10 @@ log = logging.getLogger("fedbn")
 # One round of training never moves a model a thousand times its own length. Statistics of
 # BatchNorm may (unscaled inputs), so only trainable entries are measured.
 _MOST = 1e3
+# Beyond these a client's training that diverged is blamed on them.
+_LARGE_LR = 1.0
+_LARGE_TARGET = 100.0
+_LARGE_FEATURE = 1e3
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     """
     chosen = participants(plan, state.round + 1)
     report = Report()
-    accepted = _accepted(plan, chosen, train(chosen, state), report, state.shared)
+    accepted = _accepted(plan, state.round + 1, chosen, train(chosen, state), report, state.shared)
     with seeded(number(plan.seed, "server draws", state.round + 1)):  # a user's own may draw
         shared, memory = plan.method.aggregate(
             accepted, state.shared, state.memory, len(plan.federation.clients)
@@ -187,7 +191,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
     except Exception as error:
         return failure(client, "", error)
     update = Update(client.name, replica.shared.clone(), replica.local.clone(), trained.loss)
-    return examined(update)
+    return examined_after_training(plan, client, update, round)
 
 
 def noticed(plan: Plan, clients: Sequence[Client]) -> Habits:
@@ -241,13 +245,51 @@ def examined(update: Update) -> Outcome:
     return update
 
 
+def examined_after_training(plan: Plan, client: Client, update: Update, round: int) -> Outcome:
+    """Reject an update that is not finite, and name the cause where training diverged."""
+    outcome = examined(update)
+    if isinstance(outcome, Update):
+        return outcome
+    cause = likely_cause(plan, client, round)
+    if isfinite(update.loss) and cause is None:
+        return outcome
+    lower = f"lower training.lr ({plan.training.in_round(round).lr:g})"
+    return replace(outcome, reason=f"its training diverged: {cause or lower}")
+
+
+def likely_cause(plan: Plan, client: Client, round: int) -> str | None:
+    """Return what can make a client's training diverge, and what to do; None if nothing stands out.
+
+    Looked at are the learning rate, targets that are numbers, and features.
+    """
+    lr, data = plan.training.in_round(round).lr, client.train
+    if lr > _LARGE_LR:
+        return f"training.lr = {lr:g} is too large; lower it"
+    numbers = data.y is not None and targets_of(data.y) is Targets.NUMBERS
+    x = data.x if isinstance(data, Split) and data.x.is_floating_point() else None
+    for what, values, usual in (
+        ("targets", data.y if numbers else None, _LARGE_TARGET),
+        ("features", x, _LARGE_FEATURE),
+    ):
+        if values is not None and (largest := float(values.abs().max())) > usual:
+            return f"{what} reach {largest:.3g}; standardise them, or lower training.lr ({lr:g})"
+    return None
+
+
 def _accepted(
-    plan: Plan, chosen: Sequence[Client], outcomes: Iterable[Outcome], report: Report, before: Pack
+    plan: Plan,
+    round: int,
+    chosen: Sequence[Client],
+    outcomes: Iterable[Outcome],
+    report: Report,
+    before: Pack,
 ) -> Iterator[Weighted]:
     for client, weight, outcome in zip(chosen, plan.weights(chosen), outcomes, strict=True):
-        if isinstance(outcome, Update) and not outcome.near:
-            fault = absurd(outcome.shared, before)
-            outcome = Refusal(client.name, fault) if fault else outcome
+        far = isinstance(outcome, Update) and not outcome.near
+        if far and (fault := absurd(cast(Update, outcome).shared, before)):
+            cause = likely_cause(plan, client, round)
+            fault = f"its training diverged: {cause} ({fault})" if cause else fault
+            outcome = Refusal(client.name, fault)
         if isinstance(outcome, Refusal):
             report.refusals.append(outcome)
             continue

@@ -279,11 +279,26 @@ def _checked(raw: Mapping[str, Any], where: str, held: registry.Held | None) -> 
         raise ConfigError(f"{where}: {explained(problems[0], Experiment)}{more}") from error
 
 
+# Names that other libraries use for keys of `[training]`.
+_KNOWN_AS = {
+    "learning_rate": "training.lr",
+    "eta": "training.lr",
+    "batch": "training.batch_size",
+    "momentum": "training.optimizer_args",
+    "weight_decay": "training.optimizer_args",
+    "scheduler": "training.schedule",
+    "lr_scheduler": "training.schedule",
+}
+
+
 def explained(problem: ErrorDetails, model: type[BaseModel]) -> str:
     """Say in one line what is wrong with one key."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return unknown("key", key, _keys_beside(problem["loc"], model))
+        legal = _keys_beside(problem["loc"], model)
+        section, _, name = key.rpartition(".")
+        known_as = _KNOWN_AS.get(name, "") if section in ("", "training") else ""
+        return unknown("key", key, legal, known_as)
     text = problem["msg"].removeprefix("Value error, ")
     if not key:
         return text

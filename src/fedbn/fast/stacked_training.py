@@ -148,7 +148,10 @@ def train_stack(
         for client, packs, loss, is_near in zip(clients, parts, losses, near, strict=True)
     ]
     finite = (_finite(shared, count) & _finite(local, count)).tolist()
-    return [u if good else rounds.examined(u) for u, good in zip(updates, finite, strict=True)]
+    return [
+        update if good else rounds.examined_after_training(plan, client, update, state.round + 1)
+        for client, update, good in zip(clients, updates, finite, strict=True)
+    ]
 
 
 def _finite(rows: Pack, count: int) -> Tensor:
