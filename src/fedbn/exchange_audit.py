@@ -19,11 +19,13 @@ from torch import Tensor, nn
 import fedbn.methods
 from fedbn import registry
 from fedbn.core.method import Method
+from fedbn.core.pass_tracing import mark
 from fedbn.core.randomness import seeded
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Entry, Kind, State, entries, unwrap
 from fedbn.errors import ConfigError, blamed
 
+_KEEP_STATISTICS = ("fedbn", "silobn")
 _FIRST = ("fedavg", "silobn", "fedbn")  # of methods that keep the same, the one that is named
 
 
@@ -42,11 +44,13 @@ class Audit:
     """What a project's exchange does, entry by entry; one that has several names is listed once.
 
     `method` keeps exactly what is kept here, or is `none`; `nearest` differs in the fewest entries.
+    It is `none` too where statistics of a home-made BatchNorm leave (`doubtful`).
     """
 
     entries: tuple[AuditedEntry, ...]
     method: str
     nearest: str
+    doubtful: tuple[str, ...] = ()  # shared buffers that are statistics, or may be
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -67,6 +71,12 @@ class Audit:
         return (
             f"method: {self.method}{near}. Of {len(norm)} BatchNorm entries {kept} are kept and "
             f"{len(self.missed)} leave; of {others} others {len(self.extra)} are kept."
+            + (
+                f" Shared buffers that are or may be statistics of a home-made BatchNorm: "
+                f"{', '.join(self.doubtful)}."
+                if self.doubtful
+                else ""
+            )
         )
 
 
@@ -74,6 +84,7 @@ def audit(
     make_model: Callable[[], nn.Module],
     get: Callable[[nn.Module], Any],
     set: Callable[[nn.Module, Any], Any],
+    inputs: Tensor | None = None,
 ) -> Audit:
     """Find out which method a project runs, from the two functions that every such project has.
 
@@ -81,6 +92,9 @@ def audit(
         make_model: Makes the model; called twice.
         get: Gives what leaves the client, of a model: a mapping or a list of arrays.
         set: Takes into a model what `get` gave.
+        inputs: A few samples, for one pass of the model. It shows BatchNorm that the types of
+            modules do not: calls of `torch.nn.functional.batch_norm`, and buffers that change.
+            Without it no project with other shared buffers is called `fedbn`.
 
     Examples:
         >>> def model():
@@ -93,6 +107,7 @@ def audit(
     """
     with seeded(0):
         sender, receiver = unwrap(make_model()), unwrap(make_model())
+    changed = () if inputs is None else mark(sender, inputs).changed
     found = entries(sender)
     listed = [entry for entry in found if entry.alias_of is None]
     numbers = [_numbers(listed, seed) for seed in (1, 2)]
@@ -108,7 +123,14 @@ def audit(
     audited = [
         AuditedEntry(e.name, e.kind, e.name in leaving, e.name in overwritten) for e in listed
     ]
-    return Audit(tuple(audited), *_named(found, {e.name for e in listed} - overwritten))
+    if inputs is None:
+        floats = {entry.name for entry in listed if entry.dtype.is_floating_point}
+        changed = tuple(e.name for e in audited if e.kind is Kind.OTHER and e.name in floats)
+    doubtful = tuple(name for name in changed if name in overwritten)
+    method, nearest = _named(found, {e.name for e in listed} - overwritten)
+    if doubtful and method in _KEEP_STATISTICS:
+        method = "none"
+    return Audit(tuple(audited), method, nearest, doubtful)
 
 
 def _leaving(

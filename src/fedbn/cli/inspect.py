@@ -7,6 +7,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.text import Text
 from torch import nn
@@ -19,6 +20,7 @@ from fedbn.cli import completion, console
 from fedbn.cli.console import Json, emit, print_table, print_text
 from fedbn.core.federation import Federation, blank_client
 from fedbn.core.method import Method
+from fedbn.core.pass_tracing import mark
 from fedbn.core.plan import materialize, settled
 from fedbn.core.rule import Place
 from fedbn.core.state import Entry, entries
@@ -81,8 +83,12 @@ def audit(
     for name in (get, set_):
         if ":" not in name:
             raise ConfigError(f"function {name!r}: expected module:callable")
-    functions = [registry.find(fedbn.methods, name, "function") for name in (get, set_)]
-    found = exchange_audit.audit(lambda: _built(model, input_, classes)[0], *functions)
+    given, taken = (registry.find(fedbn.methods, name, "function") for name in (get, set_))
+    sizes = _built(model, input_, classes)[1].input_shape
+    inputs = torch.randn(4, *sizes, generator=torch.Generator().manual_seed(0))
+    found = exchange_audit.audit(
+        lambda: _built(model, input_, classes)[0], given, taken, inputs=inputs
+    )
     if json:
         facts = {"method": found.method, "nearest": found.nearest}
         lists = {"missed": found.missed, "extra": found.extra}
@@ -112,6 +118,7 @@ def _built(name: str, shape: str | None, classes: int | None) -> tuple[nn.Module
     some = Federation("example", (blank_client("a", "a", sizes),), ("?",) * count)
     model = model_builder(ModelSection(name=name), some)()
     materialize(model, some)
+    mark(model, some.clients[0].train.batch(slice(0, 2))[0])
     return model, some
 
 

@@ -169,7 +169,8 @@ class OneByOne:
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
         loads = [
-            list(_loads(scoring.pieces_of(client, self._plan.score_train))) for client in clients
+            list(_loads(scoring.pieces_of(client, self._plan.score_train, self._plan.by_batch)))
+            for client in clients
         ]
         each = [(client, load) for client, own in zip(clients, loads, strict=True) for load in own]
         done = self._pool.ordered(

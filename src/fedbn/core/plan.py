@@ -16,11 +16,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedbn.core.aggregation import Mean
 from fedbn.core.federation import Client, Federation, Targets, targets_of
 from fedbn.core.method import Method, Weighting
+from fedbn.core.pass_tracing import mark, traced
 from fedbn.core.randomness import number, seeded
 from fedbn.core.rule import ModelParts, declared, word_of
 from fedbn.core.schedule import rates
 from fedbn.core.selectors import BATCHNORM
-from fedbn.core.state import Kind, entries, is_batchnorm, unwrap
+from fedbn.core.state import Kind, entries, is_batchnorm, unwrap, uses_batch_statistics
 from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained
 from fedbn.errors import ConfigError, ModelError, blamed, reason
@@ -161,7 +162,20 @@ class Plan:
         with seeded(number(self.seed, "model")):
             model = unwrap(self.model())
             materialize(model, self.federation)
+            mark(model, _sample(self.federation))
         return model
+
+    @cached_property
+    def by_batch(self) -> bool:
+        """Whether the model normalises by the batch when it is evaluated too."""
+        return uses_batch_statistics(self.initial_model)
+
+    @cached_property
+    def home_made(self) -> tuple[str, ...]:
+        """The shared buffers that change in a training pass although no BatchNorm owns them."""
+        changed = traced(self.initial_model, _sample(self.federation)).changed
+        shared = {entry.name for entry in self.method.shared(entries(self.initial_model))}
+        return tuple(name for name in changed if name in shared)
 
     @cached_property
     def local_statistics(self) -> bool:
@@ -322,7 +336,31 @@ def remarks(plan: Plan) -> list[str]:
     found = entries(plan.initial_model)
     norm = any(entry.kind in BATCHNORM for entry in found)
     left_over = _left_over(plan) if norm else []
-    return [*plan.method.remarks(found), *left_over, *_unequal_clients(plan)]
+    said = plan.method.remarks(found)
+    if plan.method.share.local_kinds & BATCHNORM:
+        said += home_made_remarks(plan.home_made, plan.method.name, said)
+    if plan.by_batch:
+        said.append(
+            "BatchNorm tracks no statistics (track_running_stats=False), so a score depends on "
+            "which samples share a batch: models are scored and predict in batches of 128 samples "
+            "in their order, what is left over joins the last one"
+        )
+    return [*said, *left_over, *_unequal_clients(plan)]
+
+
+def home_made_remarks(changed: Sequence[str], method: str, said: Sequence[str] = ()) -> list[str]:
+    """Warn of shared buffers that change like statistics, unless that was `said` already."""
+    layers = {name: name.rpartition(".")[0] for name in changed}
+    patterns = [*dict.fromkeys(f"{layer}.*" if layer else name for name, layer in layers.items())]
+    patterns = [one for one in patterns if not any(text.startswith(one) for text in said)]
+    if not patterns:
+        return []
+    decides = f"+local({', '.join(map(repr, patterns))})"
+    return [
+        f"{', '.join(changed)}: these buffers change while a client trains, and no BatchNorm of "
+        f"torch owns them, so {method} shares them; {method}{decides} keeps them at the client, "
+        "and fedbn.register_batchnorm says that their class is BatchNorm"
+    ]
 
 
 def _unequal_clients(plan: Plan) -> list[str]:

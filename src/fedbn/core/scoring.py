@@ -19,6 +19,7 @@ from fedbn.core.plan import Plan, named
 from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
+from fedbn.core.state import uses_batch_statistics
 from fedbn.core.task import CLASSIFICATION, Loss, Task
 from fedbn.core.user_code import contained
 from fedbn.errors import DataError
@@ -44,20 +45,52 @@ class Score:
 PartScore = tuple[float, Tensor, Tensor]
 """The sum of losses, what was kept of outputs, and the targets."""
 _PART = 512
+SCORED_BATCH = 128
+"""Samples of a batch in evaluation, where the batch decides its outputs; divides `_PART`."""
 
 
 def evaluate(model: nn.Module, data: AnySplit, batch_size: int = 128) -> Score:
     """Score a classifier on a split, in evaluation mode."""
-    found = [evaluate_part(model, data, p, batch_size=batch_size) for p in parts(data)]
+    cut = parts(data, uses_batch_statistics(model))
+    found = [evaluate_part(model, data, p, batch_size=batch_size) for p in cut]
     return scored(CLASSIFICATION, data, found)
 
 
-def parts(data: AnySplit) -> list[slice]:
+def parts(data: AnySplit, by_batch: bool = False) -> list[slice]:
     """Cut a split into what is scored in one go, so that cores can share a client's samples.
 
-    The cut is the same whoever scores, because sums depend on it.
+    The cut is the same whoever scores, because sums depend on it. For a model that normalises
+    `by_batch` the last part ends with a whole batch.
     """
+    if by_batch:
+        return merged_slices(0, len(data), _PART, least=SCORED_BATCH)
     return [slice(i, min(i + _PART, len(data))) for i in range(0, len(data), _PART)]
+
+
+def merged_slices(start: int, stop: int, size: int, least: int) -> list[slice]:
+    """Cut a range into pieces of a size; a last piece below `least` joins the one before it.
+
+    Examples:
+        >>> merged_slices(0, 10, 4, least=4)
+        [slice(0, 4, None), slice(4, 10, None)]
+        >>> merged_slices(0, 3, 4, least=4)
+        [slice(0, 3, None)]
+    """
+    begins = list(range(start, stop, size))
+    if len(begins) > 1 and stop - begins[-1] < least:
+        begins.pop()
+    return [slice(a, b) for a, b in zip(begins, [*begins[1:], stop], strict=True)]
+
+
+def evaluation_batches(model: nn.Module, start: int, stop: int, size: int) -> list[slice]:
+    """Cut samples into the batches that a model is evaluated on.
+
+    Where BatchNorm normalises by the batch, outputs depend on the cut. Then it is always the same:
+    batches of `SCORED_BATCH` samples in their order, the remainder merged into the last one.
+    """
+    if uses_batch_statistics(model):
+        return merged_slices(start, stop, SCORED_BATCH, least=SCORED_BATCH)
+    return [slice(begin, min(begin + size, stop)) for begin in range(start, stop, size)]
 
 
 def evaluate_part(
@@ -73,8 +106,7 @@ def evaluate_part(
     lost = loss or task.loss
     total = torch.zeros((), dtype=torch.float64, device=data.device)
     kept, targets = [], []
-    begins = range(part.start, part.stop, batch_size)
-    order = [slice(begin, min(begin + batch_size, part.stop)) for begin in begins]
+    order = evaluation_batches(model, part.start, part.stop, batch_size)
     with torch.no_grad():  # a forward may differentiate, which inference mode does not allow
         for x, y in data.stream(order):
             outputs = model(x)
@@ -139,12 +171,12 @@ def untrained_notes(plan: Plan, round: int, names: Sequence[str]) -> list[str]:
     ]
 
 
-def pieces_of(client: Client, train: bool = True) -> list[Piece]:
+def pieces_of(client: Client, train: bool = True, by_batch: bool = False) -> list[Piece]:
     """Cut all that a client is scored on."""
     return [
         Piece(name, domain, data, part)
         for name, domain, data in splits_of(client, train)
-        for part in parts(data)
+        for part in parts(data, by_batch)
     ]
 
 
@@ -183,7 +215,7 @@ def put_together(
     records, left = [], iter(every)
     try:
         for name, domain, data in splits_of(client, plan.score_train):
-            score = scored(plan.task, data, [next(left) for _ in parts(data)])
+            score = scored(plan.task, data, [next(left) for _ in parts(data, plan.by_batch)])
             records += score.records(plan, round, client, name, domain)
     except Exception as error:  # of a metric: this client's numbers only
         return failure(client, "cannot be scored: ", error)
@@ -194,5 +226,7 @@ def score_client(
     plan: Plan, replica: Replica, client: Client, state: RunState
 ) -> list[Record] | Refusal:
     """Score a client's joined model on its train, validation and test data."""
-    found = score_pieces(plan, replica, client, pieces_of(client, plan.score_train), state)
+    found = score_pieces(
+        plan, replica, client, pieces_of(client, plan.score_train, plan.by_batch), state
+    )
     return put_together(plan, client, [found], state.round)

@@ -36,6 +36,9 @@ class Kind(StrEnum):
     RULE = "rule"
 
 
+# The attribute of a model that says which entries a pass gave to `functional.batch_norm`, and their
+# kinds. Plain text, so that a model can still be saved by anybody.
+FUNCTIONAL = "_fedbn_functional_batchnorm"
 _batchnorm: list[type[nn.Module]] = [_BatchNorm]
 # The first family that an owner, or anything the owner sits in, is an instance of decides:
 # (types, kind of its parameters, kind of its buffers).
@@ -93,6 +96,21 @@ def is_batchnorm(module: nn.Module) -> bool:
     return isinstance(module, tuple(_batchnorm))
 
 
+def uses_batch_statistics(model: nn.Module) -> bool:
+    """Return True if the model normalises by the batch when it is evaluated too.
+
+    Such BatchNorm tracks no statistics (`track_running_stats=False`).
+
+    Examples:
+        >>> uses_batch_statistics(nn.BatchNorm1d(2, track_running_stats=False))
+        True
+        >>> uses_batch_statistics(nn.BatchNorm1d(2))
+        False
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return any(norm.running_mean is None and norm.running_var is None for norm in norms)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Take off `DataParallel`, `DistributedDataParallel` and `torch.compile` wrappers.
 
@@ -119,13 +137,14 @@ def entries(model: nn.Module) -> tuple[Entry, ...]:
     """
     model = unwrap(model)
     modules = dict(model.named_modules(remove_duplicate=False))
+    functional: Mapping[str, str] = getattr(model, FUNCTIONAL, {})
     first: dict[int, Entry] = {}
     found = []
     for name, value in model.state_dict(keep_vars=True).items():
         _check_tensor(name, value)
         entry = Entry(
             name=name,
-            kind=_kind(name, value, modules),
+            kind=Kind(functional[name]) if name in functional else _kind(name, value, modules),
             shape=tuple(value.shape),
             dtype=value.dtype,
             trainable=isinstance(value, nn.Parameter) and value.requires_grad,

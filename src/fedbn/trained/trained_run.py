@@ -27,6 +27,7 @@ from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
+from fedbn.core.scoring import evaluation_batches
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
 from fedbn.data.arrays import channels_moved, labels_of, tensor_of
@@ -72,14 +73,16 @@ def samples_of(x: Any, inputs: Mapping[str, Any], client: str = "", where: str =
 
 
 def outputs_of(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> Iterator[Tensor]:
-    """Run a model over samples, in evaluation mode, some at a time."""
+    """Run a model over samples, in evaluation mode, some at a time.
+
+    Where BatchNorm normalises by the batch, `chunk` is ignored: the batches are those of scoring.
+    """
     if chunk < 1:
         raise ConfigError(f"chunk = {chunk}: legal are whole numbers from 1")
     data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
     model.eval()
     with torch.no_grad():
-        parts = [slice(begin, begin + chunk) for begin in range(0, len(x), chunk)]
-        for batch, _ in data.stream(parts):
+        for batch, _ in data.stream(evaluation_batches(model, 0, len(x), chunk)):
             yield forward(model, batch)
 
 
