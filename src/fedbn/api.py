@@ -116,7 +116,10 @@ def fit(
         metrics: In place of the task's, the first decides: names, `Metric`s, or functions of
             predictions and targets that have an attribute `higher_is_better`.
         rounds: Communication rounds.
-        seed: Decides everything that is random.
+        seed: Decides the first weights, the order of samples, which clients take part and the
+            validation split. It does not decide the test split, so that seeds are scored on the
+            same samples: `data__split_seed` does, for arrays, tables and pictures that are divided
+            here. With `out`, `splits.json.gz` there says which samples are in which part.
         methods: Several, in place of `method`.
         seeds: Several, in place of `seed`; every method runs with each.
         out: A run folder to write; None to write nothing.

@@ -54,6 +54,8 @@ class Split:
         groups: A whole number a sample; samples that share it belong together (the windows of one
             subject), so that groups can be scored and are never divided. None: each on its own.
         device: Where batches go; the samples stay where they are.
+        origin: The number of each sample in the data that this was taken from; None for all of it.
+        files: What each sample was read from, where it was a file of its own.
     """
 
     x: Tensor
@@ -61,6 +63,8 @@ class Split:
     augment: Augment | None = None
     groups: Tensor | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009
+    origin: Tensor | None = None
+    files: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -117,7 +121,11 @@ class Split:
     def take(self, index: Tensor) -> Split:
         """Keep some samples."""
         groups = None if self.groups is None else self.groups[index]
-        return replace(self, x=self.x[index], y=self.y[index], groups=groups)
+        places = torch.arange(len(self))[index]
+        origin = places if self.origin is None else self.origin[places]
+        files = tuple(self.files[place] for place in places.tolist()) if self.files else ()
+        x, y = self.x[index], self.y[index]
+        return replace(self, x=x, y=y, groups=groups, origin=origin, files=files)
 
     def to(self, device: torch.device | str) -> Split:
         """Let batches go to a device."""
@@ -132,7 +140,8 @@ class Split:
         parts = [self, *others]
         alike = len({part.x.dtype for part in parts}) == 1
         x = torch.cat([part.x if alike else part.batch(slice(None))[0] for part in parts])
-        return replace(self, x=x, y=torch.cat([part.y for part in parts]), groups=groups)
+        y = torch.cat([part.y for part in parts])
+        return replace(self, x=x, y=y, groups=groups, origin=None, files=())
 
     def content(self) -> Iterator[bytes | memoryview]:
         """All that tells whether the data changed."""

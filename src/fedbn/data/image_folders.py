@@ -134,7 +134,13 @@ class PictureReader:
     ) -> Client:
         """Read a site's training and test pictures, and those for validation if there are some."""
         train, test, *valid = (
-            Split(self._pixels(part.files), part.labels, groups=part.numbered) for part in parts
+            Split(
+                self._pixels(part.files),
+                part.labels,
+                groups=part.numbered,
+                files=tuple(f"{file.parent.name}/{file.name}" for file in part.files),
+            )
+            for part in parts
         )
         train = replace(train, augment=augment)
         return Client(site, site, train, {site: test}, valid[0] if valid else None)

@@ -156,7 +156,9 @@ class MaskReader:
         x = read_pictures(found.pictures, self.size, self.depth)
         y = numbered(read_masks(found, self.size), values, found.masks)
         whose = () if self.group is None else owners(found.pictures, self.group)
-        return Split(x, y, groups=PictureSet(found.pictures, y, whose).numbered)
+        names = tuple(file.name for file in found.pictures)
+        groups = PictureSet(found.pictures, y, whose).numbered
+        return Split(x, y, groups=groups, files=names)
 
     def client(self, site: str, parts: Sequence[Split], share: float, seed: int) -> Client:
         """Make a client of a site's parts, of which one is held out where there is one only."""

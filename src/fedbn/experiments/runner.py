@@ -31,6 +31,7 @@ from fedbn.experiments.merging import UNSCORED, forget_ends
 from fedbn.experiments.planner import Planner, device_of, resolved, training_of
 from fedbn.experiments.process_pool import affordable, run_side_by_side
 from fedbn.experiments.schema import Experiment
+from fedbn.experiments.splits import write_splits
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import (
     STOPPED,
@@ -398,6 +399,7 @@ def start(
     config["training"]["device"] = device_of(experiment.training)  # what `auto` is here
     begun = environment_of(config, todo, folder.directory(), **embedded_facts(todo, planner))
     notes = same_run(folder, begun, grows=grows)
+    write_splits(folder, todo, planner)
     forget_ends(folder, todo)
     for text in [*planner.warnings, *notes]:
         listener(Event("note", todo[0].key, text=text, whole=True))

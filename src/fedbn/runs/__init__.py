@@ -5,6 +5,7 @@ RUN/
   config.toml        the resolved configuration
   environment.json   versions, seeds, threads, hashes of the data
   metrics.jsonl      one record a line, in the order of the jobs
+  splits.json.gz     the samples of each client that are for training, validation and testing
   checkpoints/METHOD/SETTING/seed-S/
     metrics.jsonl    the records of this job, as its rounds end
     round-NNNNNN/    state.safetensors, manifest.json

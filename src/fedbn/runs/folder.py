@@ -123,6 +123,7 @@ class RunFolder:
         self.request = self.path / "request.toml"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.splits = self.path / "splits.json.gz"
         self.curves = self.path / "curves.png"
         self.lock = self.path / "run.lock"
         self.held: int | None = None  # the lock's descriptor: who has a copy of it holds the lock
