@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedbn.core.consistency import inconsistencies
 from fedbn.core.federation import AnySplit, Client, Federation, Split, Targets, targets_of
 from fedbn.errors import DataError
 
@@ -80,6 +81,8 @@ def findings_in(federation: Federation) -> Iterator[Finding]:
             yield Finding("warning", client.name, "train", f"no training sample of class {shown}")
     for text in _useless(federation):
         yield Finding("error", "", "", text)
+    for found in inconsistencies(federation):
+        yield Finding(found.severity, "", "", found.text)
 
 
 def _useless(federation: Federation) -> Iterator[str]:

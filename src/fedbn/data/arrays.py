@@ -2,7 +2,8 @@
 
 An npz has `train_x`, `train_y`, `test_x`, `test_y` (`train_images`, ... will do too)
 and, if the labels have names, `classes`. `uint8` images become floats in [−1, 1], floats are taken
-as they are. Images may be (n, h, w), (n, h, w, c) or (n, c, h, w).
+as they are, and so are vectors of any type: their `uint8` columns are numbers. Images may be
+(n, h, w), (n, h, w, c) or (n, c, h, w).
 """
 
 from __future__ import annotations
@@ -57,6 +58,18 @@ def tensor_of(value: Any, where: str) -> Tensor:
     if tensor.is_complex():
         raise DataError(f"{where}: complex numbers; legal are real ones")
     return tensor
+
+
+def as_samples(x: Tensor) -> Tensor:
+    """Return samples as `uint8` pixels or as floats; vectors are numbers, whatever their type.
+
+    Examples:
+        >>> as_samples(torch.zeros(2, 3, dtype=torch.uint8)).dtype
+        torch.float32
+        >>> as_samples(torch.zeros(2, 1, 4, 4, dtype=torch.uint8)).dtype
+        torch.uint8
+    """
+    return x if x.dtype == torch.uint8 and x.dim() > 2 else x.float()
 
 
 def labels_of(
@@ -193,7 +206,7 @@ def channels_first(x: NDArray[np.generic], where: str, shape: tuple[int, ...] = 
     """Bring samples to (n, ...), `uint8` or float32; those of a known shape keep it."""
     if x.ndim < 2:
         raise DataError(f"{where}: samples of shape {x.shape}; expected (n, ...)")
-    if x.dtype != np.uint8:
+    if x.dtype != np.uint8 or x.ndim == 2:  # a row of bytes is numbers of a table, not pixels
         if x.dtype.kind not in "fiub":
             raise DataError(f"{where}: samples of dtype {x.dtype}; legal are uint8 and floats")
         with np.errstate(all="ignore"):  # what overflows is infinite, and named by the checks

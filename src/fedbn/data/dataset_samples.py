@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbn.core.findings import not_finite
 from fedbn.core.randomness import number, seeded
-from fedbn.data.arrays import channels_moved
+from fedbn.data.arrays import as_samples, channels_moved
 from fedbn.errors import DataError, reason
 from fedbn.text import one_line
 
@@ -110,7 +110,7 @@ def _tensor(x: Any) -> Tensor:
     tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     if tensor.is_complex():
         raise DataError("complex numbers; legal are real ones")
-    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+    return as_samples(tensor[None])[0]
 
 
 def told(error: Exception) -> str:

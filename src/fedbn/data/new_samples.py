@@ -32,6 +32,8 @@ Part = Literal["train", "test"]
 LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
 SCALED = 1.01
 _BELOW_ZERO = -0.3
+_WHITE = 255
+_BYTE_LIKE = 100  # whole floats above this value are pixels that were converted, not scaled
 
 
 @dataclass(frozen=True)
@@ -281,3 +283,34 @@ def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
         )
     if not len(x):
         raise DataError(f"{where}: no samples")
+
+
+def check_range(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
+    """Refuse float pictures whose values are stored in another range than the run's.
+
+    Args:
+        x: Finite float samples (n, ...); only pictures (n, channels, height, width) are checked.
+        inputs: What the run remembers of its data.
+        where: The start of the message.
+
+    Raises:
+        DataError: The run was trained on `uint8` or on values up to 1, and these are in another of
+            the usual ranges: 0 to 1, −1 to 1, or whole numbers from 0 to 255.
+    """
+    if x.dim() != 4:
+        return
+    low, high = map(float, x.aminmax())
+    least, most = (
+        (-1.0, 1.0) if inputs.get("dtype") == "uint8" else inputs.get("range", (low, high))
+    )
+    found = f"{where}: floats from {low:.4g} to {high:.4g}, but the run was trained on "
+    if inputs.get("dtype") == "uint8" and low >= 0 and 0 < high <= SCALED:
+        raise DataError(
+            f"{found}pixels 0 to 255 that became −1 to 1; give uint8, or floats from −1 to 1 "
+            "(2 * x - 1 where 0 is black and 1 is white)"
+        )
+    whole = bool((x % 1 == 0).all())
+    if most <= SCALED and low >= 0 and _BYTE_LIKE < high <= _WHITE and whole:
+        raise DataError(f"{found}floats from {least:.4g} to {most:.4g}; bring these to that range")
+    if least >= 0 and _BYTE_LIKE < most <= _WHITE and low >= 0 and high <= SCALED and not whole:
+        raise DataError(f"{found}floats from {least:.4g} to {most:.4g}; bring these to that range")

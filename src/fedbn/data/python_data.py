@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
-from fedbn.data.arrays import channels_moved, numbered_groups, places, tensor_of
+from fedbn.data.arrays import as_samples, channels_moved, numbered_groups, places, tensor_of
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
@@ -140,7 +140,7 @@ def _part(where: str, given: Any) -> _Part:
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
     columns = tuple(map(str, given[0].columns)) if is_frame(given[0]) else ()
-    return _Part(where, None, x if x.dtype == torch.uint8 else x.float(), y, groups, columns)
+    return _Part(where, None, as_samples(x), y, groups, columns)
 
 
 def _federation(

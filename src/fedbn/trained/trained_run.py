@@ -30,8 +30,8 @@ from fedbn.core.rounds import Record, RunState
 from fedbn.core.scoring import evaluation_batches
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
-from fedbn.data.arrays import channels_moved, labels_of, tensor_of
-from fedbn.data.new_samples import SCALED, Samples, check_shape, takes_bytes
+from fedbn.data.arrays import as_samples, channels_moved, labels_of, tensor_of
+from fedbn.data.new_samples import SCALED, Samples, check_range, check_shape, takes_bytes
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.experiments.environment import facts_of
 from fedbn.text import csv_text
@@ -52,7 +52,8 @@ def samples_of(x: Any, inputs: Mapping[str, Any], client: str = "", where: str =
     elif isinstance(x, np.ndarray) and x.shape[1:] != tuple(inputs["input_shape"]):
         x = channels_moved(x)
     samples = tensor_of(x, where).detach().cpu()
-    samples = samples if samples.dtype == torch.uint8 else samples.float()
+    as_pixels = inputs.get("dtype") == "uint8" and samples.dtype == torch.uint8
+    samples = samples if as_pixels else as_samples(samples)
     check_shape(samples, inputs, where)
     if samples.dtype == torch.uint8:
         if not takes_bytes(inputs):
@@ -69,6 +70,7 @@ def samples_of(x: Any, inputs: Mapping[str, Any], client: str = "", where: str =
             f"{where}: floats up to {largest:.4g}, but the run was trained on whole numbers 0 to "
             "255 scaled to −1 to 1; give uint8, or floats scaled so"
         )
+    check_range(samples, inputs, where)
     return samples
 
 
