@@ -32,7 +32,7 @@ from fedbn.experiments.configuration import (
 from fedbn.experiments.jobs import Event, Job, Listener, Setting
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, reached, run_plan, start
-from fedbn.experiments.sources import given_federation
+from fedbn.experiments.sources import given_federation, named_task
 from fedbn.methods import parse_method
 from fedbn.results.aggregate import rejection
 from fedbn.runs.folder import RunFolder
@@ -161,7 +161,11 @@ def fit(
         raw = changed(raw, {key: value}) if section else placed(raw, key, value)
     experiment = checked(with_absolute_paths(raw), "fit")
     named = isinstance(data, str | Path)
-    given = None if named else given_federation(data, experiment.data)
+    given = (
+        None
+        if named
+        else given_federation(data, experiment.data, named_task(experiment.task, choice))
+    )
     planner = Planner(federation=given, make_model=_maker(model), task=choice)
     setting = Setting("default", experiment)
     mu = experiment.method.mu

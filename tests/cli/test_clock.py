@@ -123,7 +123,7 @@ def test_the_work_of_a_round_by_hand() -> None:
         "sweep": {"training": {"local_epochs": [1, 4]}},
     }
     found, planner = jobs(checked(raw)), Planner()
-    clients = len(planner.federation(found[0].setting.experiment.data).clients)
+    clients = len(planner.federation(found[0].setting.experiment).clients)
     by_setting = {job.setting.name: work(job, planner) for job in found}
     # Batches of 32: a pass over 40 samples takes two, counted as full ones; nine scored cost three.
     assert by_setting == {

@@ -56,7 +56,7 @@ def test_one_frame_with_a_column_of_sites_and_one_of_patients():
 
 def test_a_frame_and_a_series_are_arrays_too():
     numbers = frame()[["age", "dose"]]
-    made = federation_of({"a": (numbers, frame()["outcome"]), "b": (numbers, frame()["smoker"])})
+    made = federation_of({name: (numbers, frame()["outcome"]) for name in "ab"})
     assert made.clients[0].train.shape == (2,)
 
 

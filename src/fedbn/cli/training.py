@@ -167,7 +167,7 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str], as_json: bool)
     find_trackers(log)
     experiment, planner = checked(raw, where), Planner()
     jobs = prepare(experiment, planner)
-    federation = planner.federation(jobs[0].setting.experiment.data)
+    federation = planner.federation(jobs[0].setting.experiment)
     say(*planner.warnings)
     settings = resolved(experiment, federation)
     if as_json:

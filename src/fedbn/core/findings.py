@@ -173,6 +173,18 @@ def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
         return
     if kind is Targets.CLASS:
         yield from _outside(y, len(federation.classes), "label")
+    elif kind is Targets.MASK and y.dim() == 2 and len(shape) == 1:
+        text = f"targets of shape {tuple(y.shape)}"
+        if y.shape[1] == 1:
+            yield (
+                f"{text}, one column of whole numbers. Give y[:, 0] for classes; for regression "
+                "with one number give floats"
+            )
+        else:
+            yield (
+                f"{text}, whole numbers. Give one whole number a sample for classes, True and "
+                "False for several labels, floats for several numbers"
+            )
     elif kind is Targets.MASK:
         if tuple(y.shape[1:]) != shape[1:]:
             yield f"masks of {tuple(y.shape[1:])}, but its samples are {shape[1:]} in size"

@@ -18,13 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.core.federation import Split
 from fedbn.data.storage import NO_FILE
 from fedbn.errors import DataError, unknown
 from fedbn.text import one_line, shown
 
 _SHOWN = 20
-_MOST_CLASSES = 100_000
 _CHANNELS = (1, 3, 4)
 ENDINGS = {"x": ("x", "images"), "y": ("y", "labels")}
 """What arrays of samples and of labels may be called, behind the name of their part."""
@@ -85,7 +83,11 @@ def labels_of(
     """
     values = np.asarray(y)
     if values.shape != (n,):
-        raise DataError(f"{where}: labels of shape {values.shape} for {n} samples")
+        raise DataError(
+            f"{where}: labels of shape {values.shape} for {n} samples{_way_out(values, n)}"
+        )
+    if values.dtype.kind == "f" and np.isin(values, [0.0, 1.0]).all():  # as `fit` takes them
+        values = values.astype(np.int64)
     texts = all(isinstance(value, str | bool | bytes) for value in values.tolist())
     if texts or (named and any(map(str.isdecimal, classes))):
         return places(values.astype(str).tolist(), classes, where)
@@ -95,6 +97,16 @@ def labels_of(
         legal = f"the run knows 0 to {len(classes) - 1} ({listed})"
         raise DataError(f"{where}: label {labels[sample]} of sample {sample}: {legal}")
     return labels
+
+
+def _way_out(values: NDArray[Any], n: int) -> str:
+    """Return what to give in place of a column or of one-hot rows."""
+    if values.shape == (n, 1):
+        return ", one column; give y[:, 0]"
+    one_hot = values.ndim == 2 and len(values) == n and values.dtype.kind in "biuf"
+    if one_hot and np.isin(values, [0, 1]).all() and (values.sum(axis=1) == 1).all():
+        return ", one-hot rows; give y.argmax(axis=1)"
+    return ""
 
 
 def _numbered(values: NDArray[Any], where: str, legal: str = "") -> NDArray[np.int64]:
@@ -170,29 +182,34 @@ def npz_classes(content: Content, file: Path) -> tuple[str, ...] | None:
     return tuple(map(str, names))
 
 
-def common_classes(contents: Mapping[Path, Content]) -> tuple[str, ...]:
-    """Find the classes that all files agree on: by name where given, else by the largest label."""
+def common_classes(contents: Mapping[Path, Content]) -> tuple[str, ...] | None:
+    """Return the names of the classes that all files agree on; None where no file has names."""
     read = {file: npz_classes(content, file) for file, content in contents.items()}
-    if named := {file: names for file, names in read.items() if names is not None}:
-        first_file, first = next(iter(named.items()))
-        for file in contents:
-            if named.get(file) != first:
-                raise DataError(
-                    f"{file}: classes {list(named.get(file, ()))} differ in name or order from "
-                    f"{list(first)} of {first_file.name}"
-                )
-        return first
-    parts = [(*each, part) for each in contents.items() for part in ("train", "test")]
-    largest = max(int(_labels(c, part, f).max(initial=0)) for f, c, part in parts)
-    if largest >= _MOST_CLASSES:
-        raise DataError(f"label {largest}: legal are whole numbers below {_MOST_CLASSES:,}")
-    return tuple(str(label) for label in range(largest + 1))
+    named = {file: names for file, names in read.items() if names is not None}
+    if not named:
+        return None
+    first_file, first = next(iter(named.items()))
+    for file in contents:
+        if named.get(file) != first:
+            raise DataError(
+                f"{file}: classes {list(named.get(file, ()))} differ in name or order from "
+                f"{list(first)} of {first_file.name}"
+            )
+    return first
 
 
-def array_split(content: Content, part: str, file: Path) -> Split:
-    """Take the part `train` or `test` of what an npz holds."""
-    x = channels_first(_array(content, part, "x", file), f"{file}, {part}")
-    return Split(x, torch.from_numpy(_labels(content, part, file)))
+def array_samples(content: Content, part: str, file: Path) -> Tensor:
+    """Return the samples of the part `train` or `test` of what an npz holds."""
+    return channels_first(_array(content, part, "x", file), f"{file}, {part}")
+
+
+def array_targets(content: Content, part: str, file: Path) -> NDArray[np.generic]:
+    """Return the targets of a part as they are; a column of whole numbers becomes (n,)."""
+    y = _array(content, part, "y", file)
+    if y.dtype.kind not in "buifUS":
+        _numbered(y, f"{file}, {part}")
+    column = y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind != "f"
+    return y[:, 0] if column else y
 
 
 def channels_moved(x: Any, at: int = 1) -> Any:
@@ -214,10 +231,6 @@ def channels_first(x: NDArray[np.generic], where: str, shape: tuple[int, ...] = 
     if x.shape[1:] != shape:
         x = x[:, None] if x.ndim == 3 else channels_moved(x)
     return torch.from_numpy(np.ascontiguousarray(x))
-
-
-def _labels(content: Content, part: str, file: Path) -> NDArray[np.int64]:
-    return _numbered(plain_labels(_array(content, part, "y", file)), f"{file}, {part}")
 
 
 def _array(content: Content, part: str, kind: str, file: Path) -> NDArray[np.generic]:

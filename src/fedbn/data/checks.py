@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbn.core.federation import Client, Federation, Split, all_targets
 from fedbn.core.findings import Finding, check_name, class_counts, findings_in, in_order
-from fedbn.data.arrays import common_classes, read_npz
+from fedbn.data.arrays import array_targets, common_classes, read_npz
 from fedbn.data.benchmarks import Benchmark
 from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal, table_findings
 from fedbn.data.image_folders import FOLDER_LAYOUT
@@ -219,7 +219,10 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
         for file in npz_files(place) if kind == "arrays" else ():
             try:
                 check_name(file.stem, "file name")
-                common_classes({file: read_npz(file)})
+                content = read_npz(file)
+                common_classes({file: content})
+                for part in ("train", "test"):
+                    array_targets(content, part, file)
             except DataError as error:
                 faults.append(refusal(error, file, file.stem))
         if not stopped(faults):

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbn.core.federation import Targets
 from fedbn.core.findings import not_finite
 from fedbn.core.randomness import number, seeded
 from fedbn.data.arrays import as_samples, channels_moved
@@ -41,11 +42,12 @@ class Source:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     target: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    kind: Targets | None = None
 
     @staticmethod
-    def of(dataset: Any, where: str, classes: Sequence[str]) -> Source:
-        """Look at the first sample of a Dataset."""
-        bare = Source(dataset, where, tuple(classes), len(dataset))
+    def of(dataset: Any, where: str, classes: Sequence[str], kind: Targets | None = None) -> Source:
+        """Look at the first sample of a Dataset, whose targets are of a kind, if that is known."""
+        bare = Source(dataset, where, tuple(classes), len(dataset), kind=kind)
         if not len(dataset):
             return bare
         x, y = map(torch.from_numpy, read_batch([bare], [(0, 0)]))
@@ -67,20 +69,37 @@ class Source:
 
     def _target(self, y: Any) -> Tensor:
         """A target as a model takes it; a name or a truth value is a place among the classes."""
-        if np.ndim(y) == 0 and isinstance(value := np.asarray(y).item(), str | bool):
+        named = self.kind in (None, Targets.CLASS)
+        if named and np.ndim(y) == 0 and isinstance(value := np.asarray(y).item(), str | bool):
             if str(value) not in self.classes:
                 raise DataError(f"label {value!r}; legal are {', '.join(self.classes)}")
             return torch.tensor(self.classes.index(str(value)))
-        target = torch.as_tensor(y)
+        target = self._as_known(torch.as_tensor(y))
         if target.is_floating_point():
             for text in not_finite(target.reshape(1, -1)):
                 raise DataError(f"{text.partition(' in ')[0]} in its target")
             return target.float().reshape(-1)
-        if target.numel() > 1:
+        if target.numel() > 1 or self.kind is Targets.LABELS:
             return target if target.dtype in (torch.bool, torch.uint8) else target.long()
         if not 0 <= int(target) < len(self.classes):
             raise DataError(f"label {int(target)}; legal are 0 to {len(self.classes) - 1}")
         return target.long().reshape(())
+
+    def _as_known(self, target: Tensor) -> Tensor:
+        """Convert a target to the kind that all targets were decided to be."""
+        if self.kind is Targets.NUMBERS:
+            return target.float()
+        if self.kind is Targets.LABELS:
+            return target.bool().reshape(-1)
+        if self.kind is not Targets.CLASS:
+            return target
+        if target.numel() > 1:  # one-hot
+            return target.int().argmax()
+        if target.is_floating_point():
+            if not bool((target % 1 == 0).all()):
+                raise DataError(f"label {float(target):g}; expected a whole number, a class")
+            return target.long()
+        return target
 
 
 def label_key(columns: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -22,10 +21,11 @@ from torch.utils.data import TensorDataset
 from fedbn.core.federation import AnySplit, Client, Federation, Split
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
-from fedbn.data.arrays import as_samples, channels_moved, numbered_groups, places, tensor_of
+from fedbn.data.arrays import as_samples, channels_moved, numbered_groups, tensor_of
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
+from fedbn.data.targets import Meaning, RawTargets, StandardTask, meaning_of
 from fedbn.errors import ConfigError, DataError
 
 Data = Any
@@ -52,13 +52,15 @@ def federation_of(
     test_share: TestShare = 0.2,
     split_seed: int = 0,
     numbers: bool = False,
+    task: StandardTask | None = None,
 ) -> Federation:
     """Make a federation of data that was given from Python: by client, or one client's.
 
     A client without a test part has a stratified share of it held out. Floats become float32, as
     models are; `uint8` images stay and are scaled to [−1, 1] batch by batch. `classes` names the
     classes where Datasets do not tell them; `workers`, processes that read Datasets ahead, never
-    change a result. The other options are for DataFrames, as the data set `tables` has them.
+    change a result. `task` decides where targets could mean two things. The other options are for
+    DataFrames, as the data set `tables` has them.
 
     Examples:
         >>> x = [[0.0], [1.0], [2.0], [3.0], [4.0]] * 2
@@ -82,7 +84,7 @@ def federation_of(
     if len(orders := {p.columns for own in parts.values() for p in own.values() if p.columns}) > 1:
         told = " and ".join(", ".join(names[:10]) for names in sorted(orders)[:2])
         raise DataError(f"data: DataFrames of other columns, or in another order: {told}")
-    return _federation(parts, classes, workers, columns)
+    return _federation(parts, classes, workers, columns, task)
 
 
 @dataclass(frozen=True)
@@ -148,18 +150,21 @@ def _federation(
     classes: Sequence[str] | None,
     workers: int,
     options: TableOptions,
+    task: str | None,
 ) -> Federation:
     parts = {(name, part): each for name, own in given.items() for part, each in own.items()}
     lazy = any(part.dataset is not None for part in parts.values())
-    names, parts, remarks = _classes(parts, classes)
-    splits = _splits(parts, names, workers if lazy else None)
+    for name, own in given.items():
+        if "all" in own and len(own["all"]) < _FEWEST:
+            count = len(own["all"])
+            raise DataError(f"data, client {name}: {count} samples; at least {_FEWEST} are needed")
+    meaning, parts, remarks = _meaning(parts, classes, task)
+    splits = _splits(parts, meaning, workers if lazy else None)
     clients = []
     for name, own in given.items():
         mine = {part: splits[name, part] for part in own}
         if "all" in mine:
             whole = mine["all"]
-            if len(whole) < _FEWEST:
-                raise DataError(f"data, client {name}: {len(whole)} samples; at least 3 are needed")
             draws = generator(options.split_seed, "test split", client=name)
             rest, held = divided(whole, options.test_share, draws)
             mine = {"train": whole.take(rest), "test": whole.take(held)}
@@ -171,34 +176,30 @@ def _federation(
         )
     columns = {part.columns for part in parts.values()}  # one, or none where a part is no frame
     told = {"frame": next(iter(columns))} if len(columns) == 1 and columns != {()} else {}
-    return Federation("arrays", tuple(clients), names, tuple(remarks), told)
+    return Federation("arrays", tuple(clients), meaning.names, tuple(remarks), told)
 
 
-def _classes(
-    parts: Mapping[Any, _Part], given: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[Any, _Part], list[str]]:
-    """The names of classes or targets; the parts, with what a pass over labels told; remarks."""
-    said, found, remarks = given or _agreed(parts.values()), dict(parts), list[str]()
-    if said is not None:
-        return tuple(map(str, said)), found, remarks
-    first = next((_target(part, 0) for part in parts.values() if len(part)), np.zeros(0, int))
-    if first.dtype.kind == "f":
-        return tuple(map(str, range(first.size))), found, remarks
+def _meaning(
+    parts: Mapping[Any, _Part], given: Sequence[str] | None, task: str | None
+) -> tuple[Meaning, dict[Any, _Part], list[str]]:
+    """Return what all targets mean; the parts, with targets that were read; and remarks."""
+    names = given or _agreed(parts.values())
+    found, raw, remarks = dict(parts), [], list[str]()
     for key, part in parts.items():
-        if part.y is None and len(part):
-            found[key], text = _read_targets(part)
-            remarks.append(text)
-    known = [part.y for part in found.values() if part.y is not None and len(part.y)]
-    if any(y.dtype.kind in "USb" and y.ndim == 1 for y in known):
-        for key, part in found.items():
-            if part.y is not None and part.y.dtype.kind in "iu":  # names too, as the texts beside
-                if part.dataset is not None:
-                    raise DataError(f"{part.where}: labels are whole numbers, others are texts")
-                found[key] = replace(part, y=part.y.astype(str))
-        return tuple(sorted({str(v) for y in known for v in y.tolist()})), found, remarks
-    labels = first.dtype.kind == "b" and first.ndim == 1
-    count = first.size if labels else max(2, 1 + max((int(y.max()) for y in known), default=0))
-    return tuple(map(str, range(count))), found, remarks
+        if not len(part):
+            continue
+        y = part.y
+        if y is None:
+            y = _target(part, 0)[None]
+            if names is None and (y.dtype.kind != "f" or task != "regression"):
+                y, text = _read_targets(part)
+                remarks += [text] if text else []
+                if len(y) == len(part):
+                    found[key] = replace(part, y=y)
+        shape = () if part.x is None else tuple(part.x.shape[1:])
+        raw.append(RawTargets(part.where, y, shape, part.dataset is not None))
+    meaning = meaning_of(raw, names, task)
+    return meaning, found, [*remarks, *meaning.notes]
 
 
 def _target(part: _Part, index: int) -> NDArray[Any]:
@@ -225,43 +226,42 @@ def _agreed(parts: Iterable[_Part]) -> list[str] | None:
     return named.get(first)
 
 
-def _read_targets(part: _Part) -> tuple[_Part, str]:
-    """Read all targets of a Dataset that tells neither them nor its classes."""
-    way_out = "classes = [...] (in fit: data__classes) or an attribute `targets` spares this"
-    _LOG.warning(f"{part.where}: reading all {len(part)} samples once for their labels; {way_out}")
+def _read_targets(part: _Part) -> tuple[NDArray[Any], str]:
+    """Read the targets of a Dataset that tells neither them nor its classes.
+
+    Reading stops at the first float with a fraction: the targets are numbers then.
+
+    Returns:
+        The targets that were read, and a remark where these are all of them.
+    """
+    way_out = (
+        "classes = [...] (in fit: data__classes), an attribute `targets`, or for numbers the task "
+        "'regression' spares this"
+    )
     begun = time.monotonic()
-    found = [_target(part, index) for index in range(len(part))]
+    found: list[NDArray[Any]] = []
+    for index in range(len(part)):
+        found.append(_target(part, index))
+        if found[-1].dtype.kind == "f" and bool((found[-1] % 1 != 0).any()):
+            return found[-1][None], ""
+        if index == 1:
+            text = f"reading all {len(part)} samples once for their labels; {way_out}"
+            _LOG.warning(f"{part.where}: {text}")
     took = f"{time.monotonic() - begun:.1f} s"
     try:
         values = np.stack(found)
     except ValueError as error:
         raise DataError(f"{part.where}: targets of different shapes") from error
-    return replace(part, y=dataset_samples.in_one_column(values)), (
+    return dataset_samples.in_one_column(values), (
         f"{part.where}: all {len(part)} samples were read once for their labels ({took}); {way_out}"
     )
 
 
-def target_tensor(part: _Part, names: Sequence[str]) -> Tensor:
-    """Targets as a model takes them: names and truth values are places among the classes."""
-    y, where = part.y, part.where
-    assert y is not None
-    if y.ndim == 1 and y.dtype.kind in "USb":
-        return torch.from_numpy(places([str(name) for name in y.tolist()], names, where))
-    if y.ndim == 1 and y.dtype.kind in "iu":
-        for sample in np.flatnonzero(y < 0)[:1]:
-            raise DataError(f"{where}: label {y[sample]} of sample {sample}: legal are 0 and up")
-        return torch.from_numpy(y.astype(np.int64))
-    found = torch.from_numpy(y)
-    if found.is_floating_point():
-        return found.float().reshape(len(y), -1)
-    return found if found.dtype in (torch.bool, torch.uint8) else found.long()
-
-
 def _splits(
-    parts: Mapping[Any, _Part], names: Sequence[str], workers: int | None
+    parts: Mapping[Any, _Part], meaning: Meaning, workers: int | None
 ) -> dict[Any, AnySplit]:
     """Make the splits: in memory, or read by so many workers."""
-    known = {k: None if p.y is None else target_tensor(p, names) for k, p in parts.items()}
+    known = {k: None if p.y is None else meaning.tensor(p.y, p.where) for k, p in parts.items()}
     held = {
         k: (p.x, y) for k, p in parts.items() if p.x is not None and (y := known[k]) is not None
     }
@@ -270,7 +270,7 @@ def _splits(
     sources = []
     for key, part in parts.items():
         dataset = TensorDataset(*held[key]) if key in held else part.dataset
-        sources.append(dataset_samples.Source.of(dataset, part.where, names))
+        sources.append(dataset_samples.Source.of(dataset, part.where, meaning.names, meaning.kind))
     loader = Loader(sources, workers)
     return {
         key: LazySplit.of(loader, which, known[key], part.groups)

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fedbn.core.federation import Client, Federation
+from torch import Tensor
+
+from fedbn.core.federation import Client, Federation, Split
 from fedbn.data import image_folders, own_pictures
-from fedbn.data.arrays import array_split, common_classes, read_npz
+from fedbn.data.arrays import array_samples, array_targets, common_classes, read_npz
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.checks import npz_files
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
@@ -24,6 +26,7 @@ from fedbn.data.masks import MASK_LAYOUT, MaskReader, find_masked, mask_values, 
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_files import TABLE_LAYOUT, read_sites
 from fedbn.data.tables import TableOptions, table_federation
+from fedbn.data.targets import RawTargets, StandardTask, meaning_of
 from fedbn.errors import ConfigError, DataError
 
 __all__ = ["arrays", "folders", "masks", "tables"]
@@ -143,23 +146,33 @@ def _whose(group: str | None) -> dict[str, str]:
     return {"group": group} if group else {}
 
 
-def arrays(path: str | None = None) -> Federation:
+def arrays(path: str | None = None, task: StandardTask | None = None) -> Federation:
     """Read a folder of npz files, one a client, in the order of their names.
 
     Args:
         path: The folder.
+        task: Decides where targets could mean two things; the run's `task.name` unless given.
     """
     folder = _given(path, "arrays", "a folder with one NAME.npz a client")
     if not (files := npz_files(folder) if folder.is_dir() else []):
         raise DataError(f"{folder}: no folder of clients; expected one NAME.npz a client")
     check_distinct(files)
     contents = {file: read_npz(file) for file in files}
-    classes = common_classes(contents)
-    clients = []
+    names = common_classes(contents)
+    x, raw = dict[tuple[Path, str], Tensor](), dict[tuple[Path, str], RawTargets]()
     for file, content in contents.items():
-        train, test = (array_split(content, part, file) for part in ("train", "test"))
-        clients.append(Client(file.stem, file.stem, train, {file.stem: test}))
-    return Federation(folder.resolve().name, tuple(clients), classes)
+        for part in ("train", "test"):
+            x[file, part] = array_samples(content, part, file)
+            y = array_targets(content, part, file)
+            raw[file, part] = RawTargets(f"{file}, {part}", y, tuple(x[file, part].shape[1:]))
+    meaning = meaning_of([*raw.values()], names, task)
+    splits = {key: Split(x[key], meaning.tensor(raw[key].y, raw[key].where)) for key in x}
+    clients = [
+        Client(file.stem, file.stem, splits[file, "train"], {file.stem: splits[file, "test"]})
+        for file in files
+    ]
+    name = folder.resolve().name
+    return Federation(name, tuple(clients), meaning.names, tuple(meaning.notes))
 
 
 _yours = partial(Info, classes=0, source="data.path", licence="yours")

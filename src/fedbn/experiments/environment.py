@@ -109,7 +109,7 @@ def embedded_facts(todo: Sequence[Job], planner: Planner) -> dict[str, Any]:
         "fast": chosen(plan),
         "task": plan.task.facts(),
         "inputs": facts_by_setting(
-            {j.setting.name: planner.federation(j.setting.experiment.data) for j in todo}
+            {j.setting.name: planner.federation(j.setting.experiment) for j in todo}
         ),
         "memory": granted(),
         "threads": {"cores": cores(), "torch_per_worker": 1},

@@ -66,7 +66,7 @@ class Planner:
 
     def _planned(self, job: Job) -> Plan:
         experiment = job.setting.experiment
-        federation, share = self.federation(experiment.data), experiment.evaluation.validation
+        federation, share = self.federation(experiment), experiment.evaluation.validation
         if share:
             federation = with_validation(federation, share, job.seed)
             _check_validation(federation, share)
@@ -89,11 +89,12 @@ class Planner:
         self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
         return plan
 
-    def federation(self, section: DataSection) -> Federation:
-        """Load data, once for equal sections."""
-        key = section.model_dump_json()
+    def federation(self, experiment: Experiment) -> Federation:
+        """Load the data of an experiment, once for equal sections and tasks."""
+        section, task = experiment.data, sources.named_task(experiment.task, self._task)
+        key = _key(section, task)
         if key not in self._data:
-            found = self._given or sources.load_federation(section)
+            found = self._given or sources.load_federation(section, task=task)
             files = sources.named_files(section.path, section)
             said = [sources.data_name(section)[1], *files, *found.remarks]
             self.warnings += [text for text in [*said, *check_federation(found)] if text]
@@ -102,8 +103,8 @@ class Planner:
 
     def shared(self, todo: Sequence[Job]) -> int | None:
         """Move the data of some jobs to memory that other processes map; gives its descriptor."""
-        sections = {job.setting.name: job.setting.experiment.data for job in todo}
-        descriptor = share({name: self.federation(one) for name, one in sections.items()})
+        experiments = {job.setting.name: job.setting.experiment for job in todo}
+        descriptor = share({name: self.federation(one) for name, one in experiments.items()})
         if descriptor is not None:
             self._newest = None  # which holds the data where it was
             self.take(descriptor, todo)
@@ -114,13 +115,20 @@ class Planner:
         found = shared(descriptor)
         for job in todo:
             if one := found.get(job.setting.name):
-                key = job.setting.experiment.data.model_dump_json()
+                experiment = job.setting.experiment
+                task = sources.named_task(experiment.task, self._task)
+                key = _key(experiment.data, task)
                 self._data[key] = replace(self._data.get(key, one), clients=one.clients)
 
     def fingerprint(self) -> dict[str, str]:
         """Hash every client's data, of all the data that was loaded."""
         marked = zip(data_marks(self._data).values(), self._data.values(), strict=True)
         return {f"{c}{mark}": h for mark, one in marked for c, h in one.fingerprint().items()}
+
+
+def _key(section: DataSection, task: str | None) -> str:
+    """Return what tells the data of settings apart."""
+    return f"{section.model_dump_json()}{task or ''}"
 
 
 def data_marks(sections: Iterable[str]) -> dict[str, str]:

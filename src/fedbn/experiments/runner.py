@@ -395,7 +395,7 @@ def start(
     are cores, 0 for what the configuration says. Processes of their own (`apart`) know no objects
     of this one.
     """
-    config = resolved(experiment, planner.federation(todo[0].setting.experiment.data))
+    config = resolved(experiment, planner.federation(todo[0].setting.experiment))
     config["training"]["device"] = device_of(experiment.training)  # what `auto` is here
     begun = environment_of(config, todo, folder.directory(), **embedded_facts(todo, planner))
     notes = same_run(folder, begun, grows=grows)
@@ -462,7 +462,7 @@ def work(job: Job, planner: Planner) -> float:
     """Count the samples that pass the model in a round; without gradients one costs a third."""
     experiment = job.setting.experiment
     training = training_of(experiment.training)
-    clients = planner.federation(experiment.data).clients
+    clients = planner.federation(experiment).clients
     largest = max(len(client.train) for client in clients)
     passed = 0.0
     for client in clients:

@@ -27,9 +27,9 @@ from fedbn.data.checks import recognize
 from fedbn.data.partitions import dealt
 from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, Misfit, ModelError, blamed, unknown
-from fedbn.experiments.configuration import explained
+from fedbn.experiments.configuration import IN_PYTHON, explained
 from fedbn.experiments.data_contract import check_options, fitting, own_classes, reader_of
-from fedbn.experiments.schema import DataSection, Experiment, ModelSection
+from fedbn.experiments.schema import DataSection, Experiment, ModelSection, TaskSection
 from fedbn.models import suggested
 from fedbn.tasks.making import TaskChoice
 from fedbn.text import one_line
@@ -50,12 +50,21 @@ def named_files(path: str | None, section: DataSection | ModelSection) -> list[s
     return [f"read {path}, which {section.held.file} names"] if path and section.held else []
 
 
-def load_federation(section: DataSection, site: str | None = None) -> Federation:
-    """Load the data a configuration names; `site` says whose it is, where it is one site's."""
+def load_federation(
+    section: DataSection, site: str | None = None, task: str | None = None
+) -> Federation:
+    """Load the data that a configuration names.
+
+    Args:
+        section: The data.
+        site: Whose data it is, where it is one site's.
+        task: The task that decides between two readings of targets, where one is named.
+    """
     name, _ = data_name(section)
     build = registry.find(fedbn.datasets, name, "data set", section.held)
     options = options_of(build, section.options, f"data {name}")
     contract = section.contract
+    options = _with_task(options, build, contract.task if contract else task)
     by_contract = reader_of(name)
     if contract:
         check_options(options, contract)
@@ -97,9 +106,32 @@ def own_section(section: DataSection) -> DataSection:
     return section
 
 
-def given_federation(data: Data, section: DataSection) -> Federation:
+def _with_task(
+    options: dict[str, Any], build: Callable[..., Any], task: str | None
+) -> dict[str, Any]:
+    """Add the task to the options of a data set that reads targets by it."""
+    takes = registry.signature_of(build, "data").parameters.get("task")
+    ours = takes is not None and takes.kind is not takes.VAR_KEYWORD and takes.default is None
+    return {"task": task, **options} if ours and task else options
+
+
+def named_task(section: TaskSection, own: TaskChoice | None = None) -> str | None:
+    """Return the standard task of an experiment, or None where the data decides it.
+
+    A task of the user's own counts as the standard task with the same kind of targets.
+    """
+    given = own.task if own is not None and own.task is not None else section.name
+    if given is None or given == IN_PYTHON:
+        return None
+    if given in FITTING.values():
+        return str(given)
+    return FITTING[TaskChoice(given, held=section.held).make().targets]
+
+
+def given_federation(data: Data, section: DataSection, task: str | None = None) -> Federation:
     """Make a federation of data given from Python, with the options a configuration gives."""
-    options = options_of(partial(federation_of, data), section.options, "data")
+    build = partial(federation_of, data)
+    options = _with_task(options_of(build, section.options, "data"), build, task)
     flat = not isinstance(data, Mapping | Federation)
     if flat and section.partition is None and "site" not in options:
         raise DataError(

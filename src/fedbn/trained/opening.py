@@ -26,7 +26,7 @@ from fedbn.experiments.jobs import Job, Key, method_of, named_jobs
 from fedbn.experiments.planner import Planner, plan_of
 from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
-from fedbn.experiments.sources import given_federation, named_files
+from fedbn.experiments.sources import given_federation, named_files, named_task
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder, without_checkpoints
 from fedbn.runs.metrics import read
@@ -105,11 +105,13 @@ def open_run(
     job = job_of(folder, method, seed, setting)
     _check_local(folder.job(*job.key))
     own = _maker(job, model)
-    given = None if data is None else given_federation(data, job.setting.experiment.data)
+    choice = TaskChoice(task, loss, metrics)
+    asked = job.setting.experiment
+    known_task = named_task(asked.task, choice)
+    given = None if data is None else given_federation(data, asked.data, known_task)
     facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
     loader = _loader(folder, job.setting.experiment, given, notes)
     known = sketch(facts) if facts else loader()
-    choice = TaskChoice(task, loss, metrics)
     _check_task(job, choice)
     with one_torch_thread():  # at a site one client is here of those that a round needs
         plan = plan_of(_without_data(job), known, own, task=choice)
@@ -129,7 +131,7 @@ def _loader(
         section = experiment.data
         if given is None and section.name == IN_PYTHON:
             raise _in_python(f"{folder.path}: its data", "data", ", or name a data set with --data")
-        found = Planner(given).federation(section)
+        found = Planner(given).federation(experiment)
         if given is None:
             before = folder.read_environment().get("data", {})
             for text in (*named_files(section.path, section), *_changed(found, before)):
