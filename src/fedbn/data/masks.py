@@ -30,6 +30,10 @@ MASK_LAYOUT = (
     "PATH/SITE/images/* and PATH/SITE/masks/*, of the same names (train/ and test/ if you like)"
 )
 _MOST_VALUES = 64
+_MANY = 12  # more values than this are classes only where they have no large gaps
+_APART = 50  # classes of one task are not numbered so differently at two sites
+_LOSSY = frozenset({".jpg", ".jpeg"})
+_DECLARE = "name the legal values in data.values if every value is a class"
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,55 @@ def mask_values(masks: Mapping[Path, NDArray[np.int64]]) -> list[int]:
                 f"are at most {_MOST_VALUES}. Was it saved as JPEG, or smoothed?"
             )
     return sorted(values)
+
+
+def check_values(values: Mapping[str, Mapping[Path, NDArray[np.int64]]]) -> None:
+    """Refuse mask values that were changed when they were saved, or that differ between sites.
+
+    Args:
+        values: The masks of each site, by file.
+
+    Raises:
+        DataError: Values look like those of a lossy or smoothed picture; or one site, or one file,
+            has 255 as the foreground where another has small numbers.
+    """
+    found = {
+        site: {file: np.unique(mask) for file, mask in own.items()} for site, own in values.items()
+    }
+    everything = [file for own in found.values() for file in own.items()]
+    known = sorted({int(value) for _, own in everything for value in own})
+    lossy = [file for file, own in everything if file.suffix.lower() in _LOSSY and len(own) > 2]
+    if lossy or (len(known) > _MANY and known[-1] >= 2 * len(known)):
+        first = lossy[0] if lossy else max(everything, key=lambda each: len(each[1]))[0]
+        raise DataError(
+            f"{shown(first)}: with it masks have {len(known)} values from {known[0]} to "
+            f"{known[-1]}, as JPEG or smoothing makes them. Save masks as PNG, for example 0 and "
+            f"255 by a threshold at 128; {_DECLARE}"
+        )
+    sites = {
+        site: sorted({int(value) for each in own.values() for value in each})
+        for site, own in found.items()
+    }
+    _check_scale([(f"site {site}", own) for site, own in sites.items()])
+    _check_scale(
+        [(shown(file), own.tolist()) for file, own in everything if set(own) <= {0, 1, 255}]
+    )
+
+
+def _check_scale(values: Sequence[tuple[str, Sequence[int]]]) -> None:
+    """Refuse foregrounds without a common value, of which one is far larger than the other."""
+    foregrounds = [(where, {v for v in own if v > 0}) for where, own in values]
+    known = [(where, own) for where, own in foregrounds if own]
+    if len(known) < 2:
+        return
+    small = min(known, key=lambda each: max(each[1]))
+    large = max(known, key=lambda each: max(each[1]))
+    if not small[1] & large[1] and max(large[1]) >= _APART * max(small[1]):
+        low, high = (", ".join(map(str, [0, *sorted(own)])) for _, own in (small, large))
+        raise DataError(
+            f"masks have the values {low} at {small[0]} and {high} at {large[0]}. Save them alike, "
+            f"for example 255 in place of 1; {_DECLARE}"
+        )
 
 
 def numbered(

@@ -7,7 +7,7 @@ BatchNorm. Texts of tables become one-hot over the values of all sites. Parquet 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,15 @@ from fedbn.data.benchmarks import TestShare
 from fedbn.data.checks import npz_files
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.lazy_split import Workers
-from fedbn.data.masks import MASK_LAYOUT, MaskReader, find_masked, mask_values, read_masks
+from fedbn.data.masks import (
+    MASK_LAYOUT,
+    MaskedPictures,
+    MaskReader,
+    check_values,
+    find_masked,
+    mask_values,
+    read_masks,
+)
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_files import TABLE_LAYOUT, read_sites
 from fedbn.data.tables import TableOptions, table_federation
@@ -125,9 +133,7 @@ def masks(
     files = [file for part in parts for file in part.pictures]
     side, remark = choose_size(files) if size is None else (size, "")
     reader = MaskReader((side, side), depth or DEPTH, group)
-    known = sorted(values) or mask_values(
-        {m: v for p in parts for m, v in zip(p.masks, read_masks(p, reader.size), strict=True)}
-    )
+    known = sorted(values) or _values_found(found, reader)
     if classes and len(classes) != len(known):
         raise DataError(f"data.classes: {len(classes)} names, but masks have the values {known}")
     clients = image_folders.of_one_type(
@@ -140,6 +146,20 @@ def masks(
     names = tuple(classes) or tuple(map(str, known))
     said, told = (remark,) if remark else (), {"masks": known, **deep, **_whose(group)}
     return Federation(place.resolve().name or "masks", clients, names, said, told)
+
+
+def _values_found(found: Mapping[str, Sequence[MaskedPictures]], reader: MaskReader) -> list[int]:
+    """Return the values of all masks, once they are known to mean the same at all sites."""
+    masks = {
+        site: {
+            mask: values
+            for part in parts
+            for mask, values in zip(part.masks, read_masks(part, reader.size), strict=True)
+        }
+        for site, parts in found.items()
+    }
+    check_values(masks)
+    return mask_values({file: mask for own in masks.values() for file, mask in own.items()})
 
 
 def _whose(group: str | None) -> dict[str, str]:
@@ -208,6 +228,7 @@ def tables(
     test_share: TestShare = 0.2,
     split_seed: int = 0,
     numbers: bool = False,
+    task: StandardTask | None = None,
 ) -> Federation:
     """Read tables, one client a site.
 
@@ -224,9 +245,20 @@ def tables(
         test_share: The stratified part of each site held out for testing.
         split_seed: Decides which rows these are.
         numbers: Learn the numbers in the label's column, or columns: regression.
+        task: Decides where targets could mean two things; the run's `task.name` unless given.
     """
     place = _given(path, "tables", TABLE_LAYOUT)
     columns = TableOptions(
-        label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
+        label,
+        site,
+        id,
+        group,
+        drop,
+        categorical,
+        missing,
+        test_share,
+        split_seed,
+        numbers=numbers,
+        task=task,
     )
     return table_federation(place.resolve().stem, read_sites(place, site), columns)
