@@ -285,3 +285,15 @@ def test_two_sites_that_are_one_table_by_a_link_are_refused(tmp_path):
     (tmp_path / "b.csv").hardlink_to(tmp_path / "a.csv")
     with pytest.raises(DataError, match=r"the same as .*a\.csv, by a link"):
         tables(str(tmp_path), "ill")
+
+
+def test_label_columns_of_which_every_row_has_one_are_refused_with_both_readings(tmp_path):
+    lines = [f"{n},{n % 7},{int(n % 2 == 0)},{n % 2}" for n in range(20)]
+    path = write(tmp_path, a=lines, b=lines)
+    match = r"exactly one of colour, ill: one-hot .*task\.name = 'multilabel'"
+    with pytest.raises(DataError, match=match):
+        tables(path, label=["colour", "ill"], drop=["key"])
+    made = tables(path, label=["colour", "ill"], drop=["key"], task="multilabel")
+    assert made.classes == ("colour", "ill")
+    numbers = tables(path, label="age", drop=["key"], task="regression")
+    assert numbers.clients[0].train.y.dtype == torch.float32

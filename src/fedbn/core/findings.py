@@ -139,13 +139,22 @@ def similar_classes(classes: Sequence[str]) -> list[str]:
         >>> similar_classes(["cat", "Cat", "dog"])
         ["classes 'cat' and 'Cat' differ in case or the way of writing only: taken as two classes"]
     """
+    said = "differ in case or the way of writing only: taken as two classes"
+    return [f"classes {first!r} and {name!r} {said}" for first, name in spelled_alike(classes)]
+
+
+def spelled_alike(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of names that differ in case or the way of writing only.
+
+    Examples:
+        >>> spelled_alike(["m", "f", "M", "F "])
+        [('m', 'M'), ('f', 'F ')]
+    """
     alike: dict[str, list[str]] = {}
-    for name in classes:
+    for name in names:
         text = unicodedata.normalize("NFKC", name).casefold().strip()
         alike.setdefault(re.sub(r"\A\+?0*(\d+)(\.0*)?\Z", r"\1", text), []).append(name)
-    pairs = [(first, name) for first, *others in alike.values() for name in others if name != first]
-    said = "differ in case or the way of writing only: taken as two classes"
-    return [f"classes {first!r} and {name!r} {said}" for first, name in pairs]
+    return [(first, name) for first, *others in alike.values() for name in others if name != first]
 
 
 def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:

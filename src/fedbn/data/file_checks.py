@@ -16,7 +16,7 @@ from fedbn.data.benchmarks import Benchmark
 from fedbn.data.image_folders import SiteFolders, find_site, folder_classes
 from fedbn.data.images import DEPTH, is_picture, opened, read_picture, watched
 from fedbn.data.storage import Trouble, scan, subfolders
-from fedbn.data.table_files import Table, by_site, read_table, table_files
+from fedbn.data.table_files import Table, by_site, named_none, read_table, table_files
 from fedbn.errors import ConfigError, DataError
 from fedbn.text import shown
 
@@ -202,7 +202,8 @@ def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
     known = dict.fromkeys(column for table in read.values() for column in table.columns)
     for name, table in read.items():
         for column in table.columns:
-            if rows := table.gaps(column):
+            declared = column in options.get("categorical", ())
+            if rows := table.gaps(column, named_none(table.columns[column]) if declared else ()):
                 harmless = options.get("missing") == "mean" and column not in labels
                 severity: Severity = "note" if harmless else "error"
                 ways = "" if harmless or column in labels else _WAYS_OUT

@@ -74,11 +74,21 @@ def federation_of(
     if not (given := {str(name): each for name, each in named.items()}):
         raise DataError(f"data: no clients; expected a mapping of clients to {_SHAPES}")
     columns = TableOptions(
-        label, site, id, group, drop, categorical, missing, test_share, split_seed, numbers=numbers
+        label,
+        site,
+        id,
+        group,
+        drop,
+        categorical,
+        missing,
+        test_share,
+        split_seed,
+        numbers=numbers,
+        task=task,
     )
     if any(map(is_frame, given.values())):
         return table_federation("tables", frame_tables(given, site), columns)
-    if columns != TableOptions(test_share=test_share, split_seed=split_seed):
+    if columns != TableOptions(test_share=test_share, split_seed=split_seed, task=task):
         raise ConfigError("data.label, data.site and the like name columns, which DataFrames have")
     parts = {name: _parts(name, each) for name, each in given.items()}
     if len(orders := {p.columns for own in parts.values() for p in own.values() if p.columns}) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import importlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,18 +48,20 @@ class Table:
             f"{self.where}: no column {name!r} ({option}); it has {', '.join(self.columns)}"
         )
 
-    def whole(self, name: str, option: str, why: str | None = None) -> list[str]:
+    def whole(
+        self, name: str, option: str, why: str | None = None, categories: Collection[str] = ()
+    ) -> list[str]:
         """Return a column that an option names, stripped; a missing value is refused."""
         cells = self.column(name, option)
-        for row in self.gaps(name):
+        for row in self.gaps(name, categories):
             said = f" ({option})" if why is None else why
             raise DataError(f"{self.where}, row {row}: no value in {name!r}{said}")
         return [cell.strip() for cell in cells]
 
-    def gaps(self, name: str) -> list[int]:
-        """The rows that have no value in a column."""
+    def gaps(self, name: str, categories: Collection[str] = ()) -> list[int]:
+        """Return the rows that have no value in a column, whose declared categories are values."""
         cells = zip(self.rows, self.columns[name], strict=True)
-        return [row for row, cell in cells if is_missing(cell)]
+        return [row for row, cell in cells if is_missing(cell, categories)]
 
     def take(self, index: list[int]) -> Table:
         """Keep some rows."""
@@ -67,14 +69,24 @@ class Table:
         return Table(self.where, kept, [self.rows[i] for i in index])
 
 
-def is_missing(cell: str) -> bool:
-    """Tell whether a cell stands for no value.
+def is_missing(cell: str, categories: Collection[str] = ()) -> bool:
+    """Return True if a cell stands for no value; a declared category is always a value.
 
     Examples:
-        >>> is_missing(" NaN "), is_missing("0")
-        (True, False)
+        >>> is_missing(" NaN "), is_missing("0"), is_missing("none", ["none", "typical"])
+        (True, False, False)
     """
-    return cell.strip().lower() in MISSING
+    return cell.strip().lower() in MISSING and cell.strip() not in categories
+
+
+def named_none(cells: Iterable[str]) -> set[str]:
+    """Return the ways in which cells write "none", a category where a column is declared as such.
+
+    Examples:
+        >>> named_none(["None", "typical", ""])
+        {'None'}
+    """
+    return {cell.strip() for cell in cells if cell.strip().lower() == "none"}
 
 
 def read_table(file: Path) -> Table:

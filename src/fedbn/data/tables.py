@@ -21,7 +21,8 @@ from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator
 from fedbn.data import table_files
 from fedbn.data.arrays import numbered_groups, places
-from fedbn.data.table_files import Table, is_missing
+from fedbn.data.table_checks import check_dates, column_warnings
+from fedbn.data.table_files import Table, is_missing, named_none
 from fedbn.errors import ConfigError, DataError
 
 _MOST_VALUES = 1000
@@ -52,7 +53,7 @@ class Column:
         place = {value: number for number, value in enumerate(self.values)}
         encoded = np.zeros((len(cells), len(self.values)), dtype=np.float32)
         for row, cell in enumerate(cells):
-            if not is_missing(cell):
+            if not is_missing(cell, place):
                 encoded[row, place[cell.strip()]] = 1
         return encoded
 
@@ -81,10 +82,12 @@ def feature_columns(
 def check_complete(table: Table, columns: Sequence[Column]) -> None:
     """Refuse a table with an empty cell in one of the columns."""
     for column in columns:
-        for row in table.gaps(column.name):
+        for row in table.gaps(column.name, column.values or ()):
+            cell = table.columns[column.name][table.rows.index(row)].strip()
+            why = "; data.categorical takes 'none' as a category" if cell.lower() == "none" else ""
             raise DataError(
                 f"{table.where}, row {row}: no value in column {column.name!r}; fill it, or "
-                "set data.missing = 'mean', or name the column in data.drop"
+                f"set data.missing = 'mean', or name the column in data.drop{why}"
             )
 
 
@@ -110,7 +113,9 @@ def filled(
 
 
 def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
-    cells = [c.strip() for table in tables for c in table.columns[name] if not is_missing(c)]
+    declared = named_none(c for t in tables for c in t.columns[name]) if categorical else set()
+    found = [c.strip() for table in tables for c in table.columns[name]]
+    cells = [cell for cell in found if not is_missing(cell, declared)]
     if not cells:
         raise DataError(f"{tables[0].where}: column {name!r} has no values; name it in data.drop")
     odd = [] if categorical else [cell for cell in cells if not is_number(cell)]
@@ -120,6 +125,8 @@ def _column(name: str, tables: Sequence[Table], categorical: bool) -> Column:
             _check_cells(table, column)
         return column
     values, remark = sorted({*cells}), None
+    if odd:
+        check_dates(name, cells, tables)
     if odd and min(len(odd) / len(cells), len({*odd}) / len(values)) <= _MOST_ODD:
         table = next(table for table in tables if odd[0] in map(str.strip, table.columns[name]))
         row = table.rows[list(map(str.strip, table.columns[name])).index(odd[0])]
@@ -141,7 +148,7 @@ def _check_cells(table: Table, column: Column) -> None:
     """Refuse cells that cannot be encoded: no finite numbers, or values that nobody trained on."""
     for row, cell in zip(table.rows, table.columns[column.name], strict=True):
         where, value = f"{table.where}, row {row}, column {column.name!r}", cell.strip()
-        if is_missing(cell):
+        if is_missing(cell, column.values or ()):
             continue
         if column.values is not None:
             if value not in column.values:
@@ -182,7 +189,7 @@ def features(
         names = f"column {told_of(inputs)['site']!r}: {', '.join(sorted(sites)[:10])}"
         raise DataError(f"{table.where}: a table of sites ({names}); give the rows of one of them")
     columns = _columns(table, inputs)
-    gaps = sum(len(table.gaps(column.name)) for column in columns)
+    gaps = sum(len(table.gaps(column.name, column.values or ())) for column in columns)
     if gaps and told_of(inputs).get("missing") != "mean":
         check_complete(table, columns)
     for column in columns:
@@ -204,7 +211,7 @@ def table_targets(
     """The rows' numbers, or which of several labels each has, (rows, names); or their classes."""
     found = []
     for name in names:
-        cells = table.whole(name, "data.label")
+        cells = table.whole(name, "data.label", categories=classes)
         if numbers is None:
             return torch.from_numpy(places(cells, classes, f"{table.where}, column {name!r}"))
         if numbers:
@@ -242,7 +249,7 @@ def row_groups(cells: Sequence[str]) -> Tensor | None:
 def table_labels(table: Table, inputs: Mapping[str, Any]) -> Tensor | None:
     """The rows' targets, of the kind that the run learned, where the table has them."""
     names = _label_columns(table, inputs)
-    if all(len(table.gaps(name)) == len(table) for name in names):
+    if all(len(table.gaps(name, inputs["classes"])) == len(table) for name in names):
         return None
     return table_targets(table, names, numbers_in(inputs), inputs["classes"])
 
@@ -297,6 +304,7 @@ class TableOptions:
     classes: tuple[str, ...] | None = None
     columns: Sequence[Column] | None = None
     numbers: bool = False
+    task: str | None = None
 
 
 def table_federation(name: str, tables: Mapping[str, Table], options: TableOptions) -> Federation:
@@ -305,6 +313,8 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     if label is None:
         named = ", ".join(next(iter(tables.values())).columns)
         raise ConfigError(f"data.label is needed for tables: the column of classes, of {named}")
+    if options.task == "regression":
+        options = replace(options, numbers=True)
     labels = [label] if isinstance(label, str) else list(label)
     numbers = options.numbers if options.numbers or not isinstance(label, str) else None
     found = None if numbers is None else tuple(labels)
@@ -328,7 +338,12 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         means[site] = means_of(x[rest.numpy()])
         whole = replace(whole, x=torch.from_numpy(filled(x, means[site], columns, table)))
         clients.append(Client(site, site, whole.take(rest), {site: whole.take(held)}))
+    if options.task is None and options.columns is None:
+        _check_one_hot(clients, labels)
     remarks: tuple[str, ...] = tuple(column.remark for column in columns if column.remark)
+    if options.columns is None:  # else a contract declares what the columns are
+        features = [column.name for column in columns]
+        remarks += tuple(column_warnings(tables, features, options.categorical))
     remarks += table_files.repeated_ids(tables, options.id) if options.id else ()
     told = {
         "columns": [[c.name, c.values] for c in columns],
@@ -340,6 +355,19 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         "group": group,
     }
     return Federation(name, tuple(clients), classes, remarks, {"table": told})
+
+
+def _check_one_hot(clients: Sequence[Client], labels: Sequence[str]) -> None:
+    """Refuse several columns of labels of which every row has exactly one."""
+    y = [split.y for client in clients for split in client.splits if split.y is not None]
+    if len(labels) < 2 or any(one.dtype != torch.bool for one in y):
+        return
+    if all(bool((one.sum(dim=1) == 1).all()) for one in y):
+        raise DataError(
+            f"data.label: every row has exactly one of {', '.join(labels[:10])}: one-hot classes, "
+            "or labels that exclude each other. For classes give one column with the name of the "
+            "class; task.name = 'multilabel' learns them as independent labels"
+        )
 
 
 def is_frame(value: Any) -> bool:

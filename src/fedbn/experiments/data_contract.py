@@ -175,7 +175,8 @@ def _column(table: Table, column: ColumnSection) -> list[str]:
         text = f"{table.where}: no column {column.name!r} (the contract); it has {has}"
         raise Misfit(text, f"no column {column.name!r}")
     rows = zip(table.rows, table.columns[column.name], strict=True)
-    cells = [(row, cell.strip()) for row, cell in rows if not is_missing(cell)]
+    known = column.values or ()
+    cells = [(row, cell.strip()) for row, cell in rows if not is_missing(cell, known)]
     kind, wanted = "number", "a number"
     if column.values is not None:
         kind, wanted = "category", f"a category of the contract: {', '.join(column.values[:20])}"

@@ -18,7 +18,7 @@ from fedbn.core.federation import Federation, Targets, all_targets
 from fedbn.core.task import FITTING
 from fedbn.data.image_folders import listed
 from fedbn.data.images import choose_size
-from fedbn.data.table_files import Table, by_value, is_missing
+from fedbn.data.table_files import Table, by_value, is_missing, named_none
 from fedbn.data.tables import is_number
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.data_contract import own_pictures, own_tables
@@ -95,7 +95,9 @@ def _of_table(section: DataSection, site: str) -> SiteReport:
 
 
 def _column(table: Table, name: str, categorical: bool) -> ColumnReport:
-    cells = [cell.strip() for cell in table.columns[name] if not is_missing(cell)]
+    found = table.columns[name]
+    declared = named_none(found) if categorical else set[str]()
+    cells = [cell.strip() for cell in found if not is_missing(cell, declared)]
     missing = len(table) - len(cells)
     if not categorical and all(map(is_number, cells)):
         return ColumnReport(name=name, missing=missing)

@@ -17,6 +17,7 @@ from fedbn.core.plan import Plan, Training, named, remarks
 from fedbn.core.randomness import with_validation
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments import sources
+from fedbn.experiments.column_scales import scale_warning
 from fedbn.experiments.configuration import with_absolute_paths
 from fedbn.experiments.jobs import Job, axes
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
@@ -86,6 +87,9 @@ class Planner:
         named = sources.named_files(experiment.model.weights, experiment.model)
         if not plan.score_all and experiment.evaluation.clients is None:
             named.append(f"{count:,} clients: those that take part are scored, all at the end")
+        suggested = experiment.model.name or sources.suggested_for(federation)
+        if suggested == "mlp" and self._make_model is None:
+            named += filter(None, [scale_warning(federation)])
         self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
         return plan
 
