@@ -81,7 +81,7 @@ def test_a_manifest_reads_as_the_folders_it_names(pictures):
 
 def test_a_pattern_finds_the_patients_of_a_manifest_that_names_none(pictures):
     path = manifest(pictures, lambda rows: [row[:3] for row in rows])
-    made = folders(path, group=r"^(p\d+)_", test_share=0.34)
+    made = folders(path, group=r"^(p\d+)_", test_share=0.34, group_scope="site")
     for client in made.clients:
         assert len(client.train.groups.unique()) == 4
         assert len(client.tests[client.name].groups.unique()) == 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -145,12 +145,79 @@ def divided(split: AnySplit, share: float, draws: torch.Generator) -> tuple[Tens
     return stratified_groups(labels, split.groups, share, draws)
 
 
+def divided_across(
+    parts: Mapping[str, tuple[Tensor, Tensor]], share: float, seed: int, purpose: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Divide the samples of several clients in two, a group on the same side at all of them.
+
+    Groups at several clients are divided first, together. Every client then divides its other
+    groups as it would on its own.
+
+    Args:
+        parts: The targets and the groups of each client's samples; a group is one number at all
+            clients.
+        share: The part of the groups that the second side takes.
+        seed: Decides which groups these are.
+        purpose: What the division is for.
+
+    Returns:
+        For each client the indices of both sides.
+    """
+    homes: dict[int, int] = {}
+    for _, groups in parts.values():
+        for group in groups.unique().tolist():
+            homes[group] = homes.get(group, 0) + 1
+    several = torch.tensor([group for group, count in homes.items() if count > 1], dtype=torch.long)
+    labels = torch.cat([_one_label(y)[torch.isin(g, several)] for y, g in parts.values()])
+    groups = torch.cat([g[torch.isin(g, several)] for _, g in parts.values()])
+    held_groups = groups[:0]
+    if len(groups):
+        draws = generator(seed, f"{purpose} of shared groups")
+        held_groups = groups[stratified_groups(labels, groups, share, draws)[1]].unique()
+    found = {}
+    for client, (y, g) in parts.items():
+        own = (~torch.isin(g, several)).nonzero().flatten()
+        held = torch.isin(g, held_groups)
+        if len(own):
+            draws = generator(seed, purpose, client=client)
+            held[own[stratified_groups(_one_label(y)[own], g[own], share, draws)[1]]] = True
+        found[client] = (~held).nonzero().flatten(), held.nonzero().flatten()
+    return found
+
+
+def _one_label(y: Tensor) -> Tensor:
+    """Return targets that are classes as they are, and one class for all other targets."""
+    plain = y.dim() == 1 and not y.is_floating_point()
+    return y if plain else torch.zeros(len(y), dtype=torch.int64)
+
+
 def with_validation(federation: Federation, share: float, seed: int) -> Federation:
     """Hold a stratified share of training data out at every client that brought none."""
+    if federation.preparation.get("group_scope") == "global":
+        return _with_validation_across(federation, share, seed)
 
     def held_out(client: Client) -> Client:
         rest, held = divided(client.train, share, generator(seed, "validation", client=client.name))
         return replace(client, train=client.train.take(rest), valid=client.train.take(held).plain())
 
     clients = (held_out(c) if c.valid is None else c for c in federation.clients)
+    return replace(federation, clients=tuple(clients))
+
+
+def _with_validation_across(federation: Federation, share: float, seed: int) -> Federation:
+    """Hold training data out where a group is the same at all clients."""
+    parts = {}
+    for client in federation.clients:
+        train = client.train
+        if client.valid is None and train.groups is not None:
+            y = torch.zeros(len(train), dtype=torch.int64) if train.y is None else train.y
+            parts[client.name] = (y, train.groups)
+    sides = divided_across(parts, share, seed, "validation")
+    clients = []
+    for client in federation.clients:
+        if client.valid is None:
+            rest, held = sides[client.name]
+            valid = client.train.take(held).plain()
+            client = replace(client, train=client.train.take(rest), valid=valid)
+        clients.append(client)
     return replace(federation, clients=tuple(clients))

@@ -8,7 +8,7 @@ Where a site has both train/ and test/ with images/ and masks/ in them, that div
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,9 @@ from fedbn.core.findings import check_name
 from fedbn.core.randomness import divided, generator
 from fedbn.data.image_folders import PictureSet, owners
 from fedbn.data.images import opened, pictures_below, read_pictures, watched
+from fedbn.data.shared_groups import by_index, check_sides, divided_by_id, global_numbers
 from fedbn.data.storage import check_distinct, subfolders
-from fedbn.errors import DataError, unknown
+from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.text import shown
 
 MASK_LAYOUT = (
@@ -143,9 +144,11 @@ def check_values(values: Mapping[str, Mapping[Path, NDArray[np.int64]]]) -> None
     }
     everything = [file for own in found.values() for file in own.items()]
     known = sorted({int(value) for _, own in everything for value in own})
-    lossy = [file for file, own in everything if file.suffix.lower() in _LOSSY and len(own) > 2]
-    if lossy or (len(known) > _MANY and known[-1] >= 2 * len(known)):
-        first = lossy[0] if lossy else max(everything, key=lambda each: len(each[1]))[0]
+    jpegs = {file: own for file, own in everything if file.suffix.lower() in _LOSSY}
+    lossy = sorted(jpegs, key=lambda file: -len(jpegs[file]))
+    changed = len({int(value) for own in jpegs.values() for value in own}) > 2
+    if changed or (len(known) > _MANY and known[-1] >= 2 * len(known)):
+        first = lossy[0] if changed else max(everything, key=lambda each: len(each[1]))[0]
         raise DataError(
             f"{shown(first)}: with it masks have {len(known)} values from {known[0]} to "
             f"{known[-1]}, as JPEG or smoothing makes them. Save masks as PNG, for example 0 and "
@@ -212,6 +215,61 @@ class MaskReader:
         names = tuple(file.name for file in found.pictures)
         groups = PictureSet(found.pictures, y, whose).numbered
         return Split(x, y, groups=groups, files=names)
+
+    def ids(self, found: Mapping[str, Sequence[MaskedPictures]]) -> dict[str, list[list[str]]]:
+        """Return whose each picture is, by site and part; nothing without a pattern."""
+        if self.group is None:
+            return {}
+        return {
+            site: [list(owners(part.pictures, self.group)) for part in parts]
+            for site, parts in found.items()
+        }
+
+    def sides(
+        self,
+        read: Mapping[str, Sequence[Split]],
+        ids: Mapping[str, Sequence[Sequence[str]]],
+        share: float,
+        seed: int,
+    ) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
+        """Return whose the pictures for training and for testing are, by site."""
+        train, test = dict[str, Sequence[str]](), dict[str, Sequence[str]]()
+        for site, own in ids.items():
+            if len(own) == 2:
+                train[site], test[site] = own
+            elif len(read[site]) == 1:
+                rest, held = divided(
+                    read[site][0], share, generator(seed, "test split", client=site)
+                )
+                train[site], test[site] = by_index(own[0], rest), by_index(own[0], held)
+        return train, test
+
+    def divided_globally(
+        self,
+        read: Mapping[str, Sequence[Split]],
+        ids: Mapping[str, Sequence[Sequence[str]]],
+        share: float,
+        seed: int,
+    ) -> dict[str, list[Split]]:
+        """Return training and test parts of all sites, an id on one side everywhere."""
+        if not ids:
+            raise ConfigError("data.group_scope = 'global' needs data.group, the pattern of ids")
+        numbers = global_numbers({(s, at): o for s, own in ids.items() for at, o in enumerate(own)})
+        parts = {
+            site: [replace(split, groups=numbers[site, at]) for at, split in enumerate(own)]
+            for site, own in read.items()
+        }
+        whole = {site: ids[site][0] for site, own in parts.items() if len(own) == 1}
+        labels = {site: parts[site][0].y for site in whole}
+        train = {site: own[0] for site, own in ids.items() if len(own) == 2}
+        test = {site: own[1] for site, own in ids.items() if len(own) == 2}
+        for site, (rest, held) in divided_by_id(labels, whole, share, seed).items():
+            (one,) = parts[site]
+            parts[site] = [one.take(rest), one.take(held)]
+            train[site] = [whole[site][at] for at in rest.tolist()]
+            test[site] = [whole[site][at] for at in held.tolist()]
+        check_sides(train, test)
+        return parts
 
     def client(self, site: str, parts: Sequence[Split], share: float, seed: int) -> Client:
         """Make a client of a site's parts, of which one is held out where there is one only."""

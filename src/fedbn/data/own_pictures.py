@@ -8,10 +8,11 @@ test). Pictures that would take more than half of the free memory are read when 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ from fedbn.data.dataset_samples import Source
 from fedbn.data.image_folders import PARTS, Division, PictureReader, PictureSet, owners
 from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
 from fedbn.data.lazy_split import LazySplit, Loader
+from fedbn.data.shared_groups import check_sides, divided_by_id, global_numbers, regrouped
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
 from fedbn.errors import ConfigError, DataError, unknown
 from fedbn.text import shown
@@ -198,22 +200,76 @@ def check_apart(listing: Listing) -> None:
                     )
 
 
+def patients(listing: Listing, part: int) -> dict[str, Sequence[str]]:
+    """Return whose each picture of a part is, by site: 0 is training, 1 is test."""
+    return {site: parts[part].groups for site, parts in listing.items()}
+
+
+def divided_globally(listing: Listing, undivided: Collection[str], division: Division) -> Listing:
+    """Divide the pictures of all sites anew, so that a patient is on one side everywhere.
+
+    Args:
+        listing: The pictures of each site.
+        undivided: The sites that did not divide their pictures themselves.
+        division: The share for testing, and the seed.
+    """
+    found = dict(listing)
+    if any(not part.groups for parts in listing.values() for part in parts):
+        raise ConfigError(
+            "data.group_scope = 'global' needs data.group, the pattern of ids, or a manifest's "
+            "column patient"
+        )
+    whole = {site: _joined(listing[site]) for site in listing if site in undivided}
+    labels = {site: each.labels for site, each in whole.items()}
+    ids = {site: each.groups for site, each in whole.items()}
+    sides = divided_by_id(labels, ids, division.test_share, division.seed)
+    for site, (rest, held) in sides.items():
+        found[site] = whole[site].take(rest), whole[site].take(held)
+    check_sides(
+        {site: parts[0].groups for site, parts in found.items()},
+        {site: [*chain(*(part.groups for part in parts[1:]))] for site, parts in found.items()},
+    )
+    return found
+
+
+def _joined(parts: Sequence[PictureSet]) -> PictureSet:
+    files = tuple(chain(*(part.files for part in parts)))
+    groups = tuple(chain(*(part.groups for part in parts)))
+    return PictureSet(files, torch.cat([part.labels for part in parts]), groups)
+
+
+def with_global_groups(federation: Federation, listing: Listing) -> Federation:
+    """Number groups so that a patient has one number at all sites."""
+    ids = {(site, at): p.groups for site, own in listing.items() for at, p in enumerate(own)}
+    numbers, clients = global_numbers(ids), []
+    for client in federation.clients:
+        own = [numbers[client.name, at] for at in range(len(listing[client.name]))]
+        tests = {name: regrouped(test, own[1]) for name, test in client.tests.items()}
+        valid = client.valid if client.valid is None else regrouped(client.valid, own[2])
+        train = regrouped(client.train, own[0])
+        clients.append(replace(client, train=train, tests=tests, valid=valid))
+    told = {**federation.preparation, "group_scope": "global"}
+    return replace(federation, clients=tuple(clients), preparation=told)
+
+
 def manifest_listing(
     file: Path, division: Division, group: str | None = None
-) -> tuple[Listing, tuple[str, ...]]:
-    """Read a manifest: the pictures of each site, divided, and the classes."""
+) -> tuple[Listing, tuple[str, ...], set[str]]:
+    """Return the pictures of each site of a manifest, divided; the classes; undivided sites."""
     table = read_table(file)
     classes = label_classes({"": table}, "label")
     sites = by_site(table, "site") if "site" in table.columns else {"data": table}
     listing: dict[str, Sequence[PictureSet]] = {}
+    undivided: set[str] = set()
     for site, rows in sites.items():
         check_name(site, shown(file))
         whole = _listed(rows, file.parent, classes, group)
         chosen = _chosen(rows)
         parts = [whole.take(torch.from_numpy(chosen[p])) for p in PARTS if p in chosen]
         listing[site] = parts or division.divide(whole, site)
+        undivided |= set() if parts else {site}
     check_apart(listing)
-    return listing, classes
+    return listing, classes, undivided
 
 
 def _listed(table: Table, home: Path, classes: Sequence[str], group: str | None) -> PictureSet:

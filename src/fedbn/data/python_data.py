@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -24,6 +25,15 @@ from fedbn.data import dataset_samples
 from fedbn.data.arrays import as_samples, channels_moved, numbered_groups, tensor_of
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
+from fedbn.data.shared_groups import (
+    GroupScope,
+    by_index,
+    check_sides,
+    divided_by_id,
+    global_numbers,
+    regrouped,
+    shared_ids_warning,
+)
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
 from fedbn.data.targets import Meaning, RawTargets, StandardTask, meaning_of
 from fedbn.errors import ConfigError, DataError
@@ -52,6 +62,7 @@ def federation_of(
     test_share: TestShare = 0.2,
     split_seed: int = 0,
     numbers: bool = False,
+    group_scope: GroupScope | None = None,
     task: StandardTask | None = None,
 ) -> Federation:
     """Make a federation of data that was given from Python: by client, or one client's.
@@ -85,10 +96,13 @@ def federation_of(
         split_seed,
         numbers=numbers,
         task=task,
+        group_scope=group_scope,
     )
     if any(map(is_frame, given.values())):
         return table_federation("tables", frame_tables(given, site), columns)
-    if columns != TableOptions(test_share=test_share, split_seed=split_seed, task=task):
+    if columns != TableOptions(
+        test_share=test_share, split_seed=split_seed, task=task, group_scope=group_scope
+    ):
         raise ConfigError("data.label, data.site and the like name columns, which DataFrames have")
     parts = {name: _parts(name, each) for name, each in given.items()}
     if len(orders := {p.columns for own in parts.values() for p in own.values() if p.columns}) > 1:
@@ -107,6 +121,7 @@ class _Part:
     y: NDArray[Any] | None = None
     groups: Tensor | None = None
     columns: tuple[str, ...] = ()  # of a DataFrame
+    ids: tuple[str, ...] = ()  # of the groups, one a sample
 
     def __len__(self) -> int:
         return len(self.dataset if self.x is None else self.x)
@@ -142,17 +157,18 @@ def _part(where: str, given: Any) -> _Part:
     x = tensor_of(channels_moved(given[0]), f"{where}, x")
     if x.dim() < 2:
         raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
-    y, groups = given[1], None
+    y, groups, ids = given[1], None, tuple[str, ...]()
     names = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
     if names.dtype.kind == "O" and all(isinstance(v, str) for v in names.flat):
         names = names.astype(str)
     y = names if names.dtype.kind in "USb" else tensor_of(y, f"{where}, y").numpy(force=True)
     if len(given) == 3:
         groups = numbered_groups(np.asarray(given[2]), len(x), f"{where}, groups")
+        ids = tuple(np.asarray(given[2]).astype(str).tolist())
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
     columns = tuple(map(str, given[0].columns)) if is_frame(given[0]) else ()
-    return _Part(where, None, as_samples(x), y, groups, columns)
+    return _Part(where, None, as_samples(x), y, groups, columns, ids)
 
 
 def _federation(
@@ -170,23 +186,72 @@ def _federation(
             raise DataError(f"data, client {name}: {count} samples; at least {_FEWEST} are needed")
     meaning, parts, remarks = _meaning(parts, classes, task)
     splits = _splits(parts, meaning, workers if lazy else None)
-    clients = []
+    clients, sides = [], _sides_by_id(parts, splits, options)
+    trained, tested = _ids(parts, "train"), _ids(parts, "test")
+    if sides is not None:
+        numbers = global_numbers({key: part.ids for key, part in parts.items()})
+        splits = {key: regrouped(split, numbers[key]) for key, split in splits.items()}
     for name, own in given.items():
         mine = {part: splits[name, part] for part in own}
         if "all" in mine:
             whole = mine["all"]
-            draws = generator(options.split_seed, "test split", client=name)
-            rest, held = divided(whole, options.test_share, draws)
+            if sides is not None:
+                rest, held = sides[name]
+            else:
+                draws = generator(options.split_seed, "test split", client=name)
+                rest, held = divided(whole, options.test_share, draws)
+            ids = parts[name, "all"].ids
+            trained[name], tested[name] = by_index(ids, rest), by_index(ids, held)
             mine = {"train": whole.take(rest), "test": whole.take(held)}
         clients.append(Client(name, name, mine["train"], {name: mine["test"]}, mine.get("valid")))
+    remarks += shared_ids_warning(trained, tested, options.group_scope)
     if lazy:
         remarks.append(
             "Datasets are read a batch at a time; whether they changed is told by their length and "
             "64 samples of each"
         )
     columns = {part.columns for part in parts.values()}  # one, or none where a part is no frame
-    told = {"frame": next(iter(columns))} if len(columns) == 1 and columns != {()} else {}
+    told: dict[str, Any] = (
+        {"frame": next(iter(columns))} if len(columns) == 1 and columns != {()} else {}
+    )
+    if sides is not None:
+        told["group_scope"] = "global"
     return Federation("arrays", tuple(clients), meaning.names, tuple(remarks), told)
+
+
+def _ids(parts: Mapping[Any, _Part], *which: str) -> dict[str, list[str]]:
+    """Return the ids of each client's samples, in some of its parts."""
+    found: dict[str, list[str]] = {}
+    for (name, part), each in parts.items():
+        if part in which and each.ids:
+            found.setdefault(name, []).extend(each.ids)
+    return found
+
+
+def _sides_by_id(
+    parts: Mapping[Any, _Part], splits: Mapping[Any, AnySplit], options: TableOptions
+) -> dict[str, tuple[Tensor, Tensor]] | None:
+    """Return the division of samples where ids are global; None where they are not."""
+    if options.group_scope != "global":
+        return None
+    if any(not part.ids for part in parts.values()):
+        raise ConfigError(
+            "data.group_scope = 'global' needs groups at every client: (x, y, groups), or "
+            "data.group for DataFrames"
+        )
+    check_sides(_ids(parts, "train"), _ids(parts, "test", "valid"))
+    whole = _ids(parts, "all")
+    known = {name: splits[name, "all"].y for name in whole}
+    labels = {
+        name: torch.zeros(len(whole[name]), dtype=torch.int64) if y is None else y
+        for name, y in known.items()
+    }
+    sides = divided_by_id(labels, whole, options.test_share, options.split_seed)
+    tested = {n: [whole[n][at] for at in held.tolist()] for n, (_, held) in sides.items()}
+    trained = {n: [whole[n][at] for at in rest.tolist()] for n, (rest, _) in sides.items()}
+    check_sides(_ids(parts, "train"), tested)
+    check_sides(trained, _ids(parts, "test", "valid"))
+    return sides
 
 
 def _meaning(

@@ -21,6 +21,14 @@ from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator
 from fedbn.data import table_files
 from fedbn.data.arrays import numbered_groups, places
+from fedbn.data.shared_groups import (
+    GroupScope,
+    Ids,
+    by_index,
+    divided_by_id,
+    global_numbers,
+    shared_ids_warning,
+)
 from fedbn.data.table_checks import check_dates, column_warnings
 from fedbn.data.table_files import Table, is_missing, named_none
 from fedbn.errors import ConfigError, DataError
@@ -305,6 +313,7 @@ class TableOptions:
     columns: Sequence[Column] | None = None
     numbers: bool = False
     task: str | None = None
+    group_scope: GroupScope | None = None
 
 
 def table_federation(name: str, tables: Mapping[str, Table], options: TableOptions) -> Federation:
@@ -328,13 +337,22 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         for table in tables.values():
             check_complete(table, columns)
     clients, means = [], {}
+    trained, tested = dict[str, list[str]](), dict[str, list[str]]()
+    ids = (
+        {site: table.whole(group, "data.group") for site, table in tables.items()} if group else {}
+    )
+    sides = _sides_by_id(tables, ids, labels, numbers, classes, options)
     for site, table in tables.items():
         x = np.concatenate([column.encode(table) for column in columns], axis=1)
         y = table_targets(table, labels, numbers, classes)
-        same = [] if group is None else table.whole(group, "data.group")
-        whole = Split(torch.from_numpy(x), y, groups=row_groups(same))
-        draws = generator(options.split_seed, "test split", client=site)
-        rest, held = divided(whole, options.test_share, draws)
+        whole = Split(torch.from_numpy(x), y, groups=row_groups(ids.get(site, [])))
+        if sides:
+            rest, held = sides[site]
+            whole = replace(whole, groups=global_numbers(ids)[site])
+        else:
+            draws = generator(options.split_seed, "test split", client=site)
+            rest, held = divided(whole, options.test_share, draws)
+        trained[site], tested[site] = (by_index(ids.get(site, []), part) for part in (rest, held))
         means[site] = means_of(x[rest.numpy()])
         whole = replace(whole, x=torch.from_numpy(filled(x, means[site], columns, table)))
         clients.append(Client(site, site, whole.take(rest), {site: whole.take(held)}))
@@ -345,6 +363,7 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         features = [column.name for column in columns]
         remarks += tuple(column_warnings(tables, features, options.categorical))
     remarks += table_files.repeated_ids(tables, options.id) if options.id else ()
+    remarks += tuple(shared_ids_warning(trained, tested, options.group_scope))
     told = {
         "columns": [[c.name, c.values] for c in columns],
         "label": label if isinstance(label, str) else labels,
@@ -354,7 +373,25 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
         "site": options.site,
         "group": group,
     }
-    return Federation(name, tuple(clients), classes, remarks, {"table": told})
+    scope = {"group_scope": "global"} if sides else {}
+    return Federation(name, tuple(clients), classes, remarks, {"table": told, **scope})
+
+
+def _sides_by_id(
+    tables: Mapping[str, Table],
+    ids: Ids,
+    labels: Sequence[str],
+    numbers: bool | None,
+    classes: Sequence[str],
+    options: TableOptions,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the division of all sites' rows where ids are global; empty where they are not."""
+    if options.group_scope != "global":
+        return {}
+    if not ids:
+        raise ConfigError("data.group_scope = 'global' needs data.group, the column of ids")
+    targets = {site: table_targets(t, labels, numbers, classes) for site, t in tables.items()}
+    return divided_by_id(targets, ids, options.test_share, options.split_seed)
 
 
 def _check_one_hot(clients: Sequence[Client], labels: Sequence[str]) -> None:

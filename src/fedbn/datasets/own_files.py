@@ -31,6 +31,7 @@ from fedbn.data.masks import (
     mask_values,
     read_masks,
 )
+from fedbn.data.shared_groups import GroupScope, shared_ids_warning
 from fedbn.data.storage import Info, check_distinct
 from fedbn.data.table_files import TABLE_LAYOUT, read_sites
 from fedbn.data.tables import TableOptions, table_federation
@@ -60,6 +61,7 @@ def folders(
     augment: bool = False,
     lazy: bool | None = None,
     workers: Workers = 0,
+    group_scope: GroupScope | None = None,
 ) -> Federation:
     """Read a folder of sites, each with one folder of pictures a class; or a manifest.
 
@@ -83,11 +85,13 @@ def folders(
         lazy: Read pictures when they are needed; where they would take more than half of the free
             memory, unless given.
         workers: Processes that read ahead; never changes a result.
+        group_scope: `global` if equal patients' ids are one patient at all sites: all pictures of
+            it are on one side everywhere. `site` if they are another patient at every site.
     """
     place = _given(path, "folders", image_folders.FOLDER_LAYOUT)
     division = image_folders.Division(test_share, split_seed)
     if place.is_file():
-        listing, classes = own_pictures.manifest_listing(place, division, group)
+        listing, classes, undivided = own_pictures.manifest_listing(place, division, group)
     else:
         sites = image_folders.find_sites(place)
         classes = image_folders.folder_classes(sites)
@@ -95,12 +99,20 @@ def folders(
             site.name: image_folders.divided_site(site, classes, division, group) for site in sites
         }
         own_pictures.check_apart(listing)
+        undivided = {site.name for site in sites if "all" in site.parts}
+    if group_scope == "global":
+        listing = own_pictures.divided_globally(listing, undivided, division)
+    trained, tested = (own_pictures.patients(listing, part) for part in (0, 1))
+    warnings = shared_ids_warning(trained, tested, group_scope)
     how = own_pictures.PictureOptions(
         size, depth, channels, normalize, augment, cache, lazy, workers
     )
     name = place.stem if place.is_file() else place.resolve().name
     made = own_pictures.picture_federation(name or "folders", listing, classes, how)
-    return replace(made, preparation={**made.preparation, **_whose(group)})
+    if group_scope == "global":
+        made = own_pictures.with_global_groups(made, listing)
+    told = {**made.preparation, **_whose(group)}
+    return replace(made, preparation=told, remarks=(*made.remarks, *warnings))
 
 
 def masks(
@@ -112,6 +124,7 @@ def masks(
     test_share: TestShare = 0.2,
     split_seed: int = 0,
     depth: PictureDepth | None = None,
+    group_scope: GroupScope | None = None,
 ) -> Federation:
     """Read a folder of sites, each with pictures and a mask of the same name for every picture.
 
@@ -126,6 +139,7 @@ def masks(
         test_share: The part of each site held out for testing.
         split_seed: Decides which pictures these are.
         depth: The largest value of 16-bit pictures; see `folders`.
+        group_scope: Whether equal ids at two sites are one patient; see `folders`.
     """
     place = _given(path, "masks", MASK_LAYOUT)
     found = find_masked(place)
@@ -136,15 +150,19 @@ def masks(
     known = sorted(values) or _values_found(found, reader)
     if classes and len(classes) != len(known):
         raise DataError(f"data.classes: {len(classes)} names, but masks have the values {known}")
+    read = {name: [reader.split(part, known) for part in own] for name, own in found.items()}
+    ids = reader.ids(found)
+    if group_scope == "global":
+        read = reader.divided_globally(read, ids, test_share, split_seed)
     clients = image_folders.of_one_type(
-        [
-            reader.client(name, [reader.split(part, known) for part in own], test_share, split_seed)
-            for name, own in found.items()
-        ]
+        [reader.client(name, own, test_share, split_seed) for name, own in read.items()]
     )
     deep = {"depth": reader.depth} if clients[0].train.dtype.is_floating_point else {}
     names = tuple(classes) or tuple(map(str, known))
-    said, told = (remark,) if remark else (), {"masks": known, **deep, **_whose(group)}
+    scope = {"group_scope": "global"} if group_scope == "global" else {}
+    told = {"masks": known, **deep, **_whose(group), **scope}
+    whose = reader.sides(read, ids, test_share, split_seed)
+    said = (*filter(None, [remark]), *shared_ids_warning(*whose, group_scope))
     return Federation(place.resolve().name or "masks", clients, names, said, told)
 
 
@@ -229,6 +247,7 @@ def tables(
     split_seed: int = 0,
     numbers: bool = False,
     task: StandardTask | None = None,
+    group_scope: GroupScope | None = None,
 ) -> Federation:
     """Read tables, one client a site.
 
@@ -245,6 +264,8 @@ def tables(
         test_share: The stratified part of each site held out for testing.
         split_seed: Decides which rows these are.
         numbers: Learn the numbers in the label's column, or columns: regression.
+        group_scope: `global` if equal ids in `group` are one patient at all sites: all rows of it
+            are on one side everywhere. `site` if they are another patient at every site.
         task: Decides where targets could mean two things; the run's `task.name` unless given.
     """
     place = _given(path, "tables", TABLE_LAYOUT)
@@ -260,5 +281,6 @@ def tables(
         split_seed,
         numbers=numbers,
         task=task,
+        group_scope=group_scope,
     )
     return table_federation(place.resolve().stem, read_sites(place, site), columns)

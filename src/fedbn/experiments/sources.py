@@ -64,6 +64,11 @@ def load_federation(
     build = registry.find(fedbn.datasets, name, "data set", section.held)
     options = options_of(build, section.options, f"data {name}")
     contract = section.contract
+    if site is not None and options.get("group_scope") == "global":
+        raise ConfigError(
+            "data.group_scope = 'global' compares the ids of all sites, and one site has its own "
+            "alone: divide the data before (train/ and test/), or set 'site'"
+        )
     options = _with_task(options, build, contract.task if contract else task)
     by_contract = reader_of(name)
     if contract:
@@ -145,6 +150,11 @@ def _dealt(federation: Federation, section: DataSection) -> Federation:
     """Deal all samples into clients, where that is asked for."""
     if section.partition is None:
         return federation
+    if federation.preparation.get("group_scope") == "global" and len(federation.clients) > 1:
+        raise ConfigError(
+            "data.group_scope = 'global' and data.partition exclude each other: a partition deals "
+            "the groups of every site on their own"
+        )
     seed = section.options.get("split_seed", 0)
     return dealt(federation, section.partition, section.clients or _CLIENTS, seed)
 
