@@ -119,7 +119,8 @@ def test_classes_come_from_what_the_dataset_tells_else_from_one_announced_pass(c
     assert federation_of({"a": Named(targets=False)}).classes == ("cat", "dog", "owl")
     told = Made()
     assert federation_of({"a": told}).classes == ("0", "1", "2")
-    assert len(told.reads) <= 5  # the first of each of three classes, the last, and again the first
+    # The first of each of three classes, the last, again the first, and the first with two seeds.
+    assert len(told.reads) <= 7
     assert not caplog.records
     found = federation_of({"a": Made(targets=False)})
     assert found.classes == ("0", "1", "2")
@@ -424,3 +425,38 @@ def test_pictures_of_numpy_with_channels_last_are_read_as_datasets_and_files_rea
     assert tensors.input_shape == (8, 8, 3)  # torch's are first already, whatever they look like
     own = fedbn.fit(tensors, "mlp", rounds=1)
     assert len(own.predict(last, "a")) == 24
+
+
+class Flipped(Made):
+    """Every second read is mirrored, as torchvision's RandomHorizontalFlip does."""
+
+    def __getitem__(self, index):
+        x = torch.arange(64.0).reshape(1, 8, 8) + index
+        return (x.flip(-1) if torch.rand(()) < 0.5 else x), index % 3
+
+
+def warned(data, **options):
+    return [text for text in federation_of(data, **options).remarks if "random transforms" in text]
+
+
+def test_one_dataset_with_random_transforms_is_warned_about_once():
+    for augmented in (Flipped(), Made()):
+        (said,) = warned({"a": augmented, "b": Made(noisy=False), "c": augmented})
+        assert said.startswith("the Dataset of a, c gives different samples for one index")
+        assert "(train, test)" in said
+
+
+def test_plain_datasets_and_pairs_are_not_warned_about():
+    plain = Made(noisy=False)
+    assert warned({"a": plain, "b": Made(noisy=False)}) == []
+    assert warned({"a": (Flipped(), plain), "b": (Flipped(), plain, plain)}) == []
+    assert len(plain.reads) <= 40
+
+
+def test_looking_for_random_transforms_leaves_global_generators_as_they_were():
+    torch.manual_seed(0)
+    random.seed(0)
+    before = torch.get_rng_state(), random.getstate()
+    federation_of({"a": Flipped(), "b": Made()})
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

@@ -137,6 +137,22 @@ def told(error: Exception) -> str:
     return str(error) if isinstance(error, DataError) else reason(error)
 
 
+def reads_differ(dataset: Any, times: int = 6) -> bool:
+    """Return True if a Dataset gives different samples for one index, as random transforms do.
+
+    A transform that changes every second sample is missed once in 2**times cases. The global
+    random generators are seeded for every read and are put back.
+    """
+    first: Tensor | None = None
+    for seed in range(times + 1):
+        with seeded(seed):
+            x, _ = parts_of(dataset[0])
+        if first is not None and (x.shape != first.shape or not torch.equal(x, first)):
+            return True
+        first = x.clone() if first is None else first
+    return False
+
+
 Address = tuple[int, int]
 Batch = tuple[NDArray[Any], NDArray[Any]]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedbn.core.federation import AnySplit, Client, Federation, Split
+from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
 from fedbn.data.arrays import as_samples, channels_moved, numbered_groups, tensor_of
@@ -37,6 +38,7 @@ from fedbn.data.shared_groups import (
 from fedbn.data.tables import TableOptions, frame_tables, is_frame, table_federation
 from fedbn.data.targets import Meaning, RawTargets, StandardTask, meaning_of
 from fedbn.errors import ConfigError, DataError
+from fedbn.text import listed
 
 Data = Any
 """A `Federation`, a mapping of clients to their data, or one data set to be dealt out."""
@@ -204,6 +206,7 @@ def _federation(
             trained[name], tested[name] = by_index(ids, rest), by_index(ids, held)
             mine = {"train": whole.take(rest), "test": whole.take(held)}
         clients.append(Client(name, name, mine["train"], {name: mine["test"]}, mine.get("valid")))
+    remarks += _augmented_tests(parts)
     remarks += shared_ids_warning(trained, tested, options.group_scope)
     if lazy:
         remarks.append(
@@ -252,6 +255,24 @@ def _sides_by_id(
     check_sides(_ids(parts, "train"), tested)
     check_sides(trained, _ids(parts, "test", "valid"))
     return sides
+
+
+def _augmented_tests(parts: Mapping[Any, _Part]) -> list[Warned]:
+    """Warn about Datasets with random transforms of which a test part is held out."""
+    found = [
+        name
+        for (name, part), each in parts.items()
+        if part == "all" and each.dataset is not None and dataset_samples.reads_differ(each.dataset)
+    ]
+    if not found:
+        return []
+    return [
+        Warned(
+            f"the Dataset of {listed(found)} gives different samples for one index, as random "
+            "transforms do. The part that is held out for testing goes through the same "
+            "transforms; give two Datasets, (train, test), of which the second has none"
+        )
+    ]
 
 
 def _meaning(
