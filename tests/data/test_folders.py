@@ -14,6 +14,7 @@ import torch
 from loading import loaded
 from PIL import Image
 
+from commanding import call
 from fedbn.core.findings import check_federation
 from fedbn.datasets.own_files import folders
 from fedbn.errors import ConfigError, DataError
@@ -234,3 +235,31 @@ def test_a_division_by_patient_has_no_stems_in_common(own):
         files = [f"p{n:02}_{k}" for n in patients for k in range(4)]
         named(own / "own", {f"{part}/{label}": [f"{label}{f}" for f in files] for label in "xy"})
     assert folders(str(own / "own")).remarks == ()
+
+
+def test_run_names_files_that_it_leaves_out_as_data_check_does(tmp_path):
+    home = tmp_path / "sites"
+    for site in ("north", "south"):
+        for number in range(6):
+            file = home / site / ("cat", "dog")[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (40 * number, 9, 9)).save(file)
+    for name in ("north/cat/scan.dcm", "north/dog/scan.DCM", "south/dog/IM0001"):
+        (home / name).write_bytes(b"DICM")
+    for name in ("north/cat/notes.txt", "south/labels.csv", "south/cat/0.xml", "south/.DS_Store"):
+        (home / name).write_text("a note")
+    Image.new("RGB", (8, 8)).save(home / "south" / "stray.png")
+    (said,) = (text for text in folders(str(home)).remarks if "left out" in text)
+    assert "3 files in class folders without the suffix of a picture: left out" in said
+    assert "(north 2, south 1; the first is" in said
+    assert "scan.dcm" in said
+    assert "1 file with the suffix of a picture outside the class folders: left out" in said
+    answer = call("run", "--data", home, "--dry-run")
+    assert answer.code == 0
+    assert "scan.dcm" in answer.err
+    checked = call("data", "check", home, "--json")
+    assert checked.out.count("left out") == 6  # file by file
+    for name in ("north/cat/scan.dcm", "north/dog/scan.DCM", "south/dog/IM0001"):
+        (home / name).unlink()
+    (home / "south" / "stray.png").unlink()
+    assert not any("left out" in text for text in folders(str(home)).remarks)

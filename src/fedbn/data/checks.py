@@ -20,7 +20,7 @@ from fedbn.core.findings import Finding, check_name, class_counts, findings_in, 
 from fedbn.data.arrays import array_targets, common_classes, read_npz
 from fedbn.data.benchmarks import Benchmark
 from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal, table_findings
-from fedbn.data.image_folders import FOLDER_LAYOUT
+from fedbn.data.image_folders import FOLDER_LAYOUT, Unread
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.masks import MASK_LAYOUT, has_masks
 from fedbn.data.storage import is_hidden, subfolders
@@ -226,10 +226,16 @@ def examine_path(path: str | Path, options: Mapping[str, Any], read: Read) -> li
             except DataError as error:
                 faults.append(refusal(error, file, file.stem))
         if not stopped(faults):
-            found = _federation(read({}))
+            federation = read({})
+            found = _federation(federation)
             # Pictures in folders were looked at one by one: only what a run would say is new.
             new = {("error", True), ("error", False), ("note", False)}
-            faults += (f for f in found if not looked_at or (f.severity, bool(f.site)) in new)
+            warned = {text for text in federation.remarks if not isinstance(text, Unread)}
+            faults += (
+                f
+                for f in found
+                if not looked_at or (f.severity, bool(f.site)) in new or f.text in warned
+            )
     return in_order(faults)
 
 

@@ -20,13 +20,21 @@ import torch
 from torch import Tensor
 
 from fedbn.core.federation import Augment, Client, Split, in_floats
-from fedbn.core.findings import check_name
+from fedbn.core.findings import Warned, check_name
 from fedbn.core.randomness import generator, stratified, stratified_groups
 from fedbn.data.arrays import numbered_groups
-from fedbn.data.images import DEPTH, pictures_below, read_pictures
-from fedbn.data.storage import cached, check_distinct, data_root, fingerprint, subfolders
+from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
+from fedbn.data.storage import (
+    cached,
+    check_distinct,
+    data_root,
+    files_in,
+    fingerprint,
+    scan,
+    subfolders,
+)
 from fedbn.errors import ConfigError, DataError, unknown
-from fedbn.text import shown
+from fedbn.text import counted, listed as named, shown
 
 _VERSION = 2
 """Part of the cache's key: to be raised when the same files give other pixels."""
@@ -244,6 +252,53 @@ def find_sites(folder: Path) -> list[SiteFolders]:
     if not (sites := [find_site(home) for home in homes]):
         raise DataError(f"{shown(folder)}: no sites; expected {FOLDER_LAYOUT}")
     return sites
+
+
+_COMPANIONS = frozenset({
+    ".cfg", ".csv", ".db", ".doc", ".docx", ".htm", ".html", ".ini", ".json", ".log", ".md",
+    ".pdf", ".rst", ".rtf", ".toml", ".tsv", ".txt", ".xls", ".xlsx", ".xml", ".yaml", ".yml",
+})  # fmt: skip
+"""Suffixes of files that describe pictures or folders; leaving these out needs no word."""
+
+
+def _may_be_sample(file: Path) -> bool:
+    return file.suffix.lower() not in _COMPANIONS
+
+
+class Unread(Warned):
+    """A warning about files that are left out, which `fedbn data check` names one by one."""
+
+
+def left_out(root: Path, sites: Sequence[SiteFolders]) -> tuple[Unread, ...]:
+    """Return a warning about files that may hold samples and are not read, if there are any.
+
+    These are files in class folders that are not pictures by their suffix, such as DICOM, and
+    pictures next to the class folders.
+    """
+    others: dict[str, list[Path]] = {}
+    outside: dict[str, list[Path]] = {}
+    for site in sites:
+        for folder in (folder for part in site.parts.values() for folder in part):
+            for item in scan(folder):
+                if isinstance(item, Path) and not is_picture(item) and _may_be_sample(item):
+                    others.setdefault(site.name, []).append(item)
+    homes = (folder.parent for site in sites for part in site.parts.values() for folder in part)
+    for home in dict.fromkeys((root, *homes)):
+        if files := [file for file in files_in(home) if is_picture(file)]:
+            outside[home.name] = files
+    said = []
+    for what, found in (
+        ("in class folders without the suffix of a picture", others),
+        ("with the suffix of a picture outside the class folders", outside),
+    ):
+        if found:
+            count = sum(map(len, found.values()))
+            first = next(iter(found.values()))[0]
+            names = named([f"{shown(name)} {len(files)}" for name, files in found.items()])
+            said.append(
+                f"{counted(count, 'file')} {what}: left out ({names}; the first is {shown(first)})"
+            )
+    return (Unread("; ".join(said)),) if said else ()
 
 
 def folder_classes(sites: Sequence[SiteFolders]) -> tuple[str, ...]:

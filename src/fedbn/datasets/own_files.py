@@ -89,7 +89,7 @@ def folders(
             it are on one side everywhere. `site` if they are another patient at every site.
     """
     place = _given(path, "folders", image_folders.FOLDER_LAYOUT)
-    division = image_folders.Division(test_share, split_seed)
+    division, unread = image_folders.Division(test_share, split_seed), tuple[str, ...]()
     if place.is_file():
         listing, classes, undivided = own_pictures.manifest_listing(place, division, group)
     else:
@@ -100,6 +100,7 @@ def folders(
         }
         own_pictures.check_apart(listing)
         undivided = {site.name for site in sites if "all" in site.parts}
+        unread = image_folders.left_out(place, sites)
     if group_scope == "global":
         listing = own_pictures.divided_globally(listing, undivided, division)
     trained, tested = (own_pictures.patients(listing, part) for part in (0, 1))
@@ -112,7 +113,7 @@ def folders(
     if group_scope == "global":
         made = own_pictures.with_global_groups(made, listing)
     told = {**made.preparation, **_whose(group)}
-    return replace(made, preparation=told, remarks=(*made.remarks, *warnings))
+    return replace(made, preparation=told, remarks=(*made.remarks, *unread, *warnings))
 
 
 def masks(

@@ -109,6 +109,8 @@ def _folders(given: Options, contract: ContractSection, site: str | None) -> Fed
     own = {key: given[key] for key in given.keys() & {"augment", "cache", "lazy", "workers"}}
     how = PictureOptions(contract.size, contract.depth, contract.channels or 3, constants, **own)
     found = picture_federation(path.resolve().name, listing, contract.classes, how)
+    unread = image_folders.left_out(path, sites)
+    found = replace(found, remarks=(*found.remarks, *unread))
     if "depth" in found.preparation and contract.depth is None:
         raise DataError(f"{shown(path)}: 16-bit pictures; the contract has no depth for them")
     return found
