@@ -42,6 +42,28 @@ def targets_of(y: Tensor) -> Targets | None:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where samples come from, so that a message names them as the user counts them.
+
+    Attributes:
+        rows: The number of each sample in what was given.
+        where: The file or table; empty for arrays.
+
+    Examples:
+        >>> Origin(torch.tensor([4, 9]), "a.csv").name(1), Origin(torch.tensor([4])).name(0)
+        ('row 9 of a.csv', 'sample 4')
+    """
+
+    rows: Tensor
+    where: str = ""
+
+    def name(self, index: int) -> str:
+        """Return what a message calls a sample."""
+        row = int(self.rows[index])
+        return f"row {row} of {self.where}" if self.where else f"sample {row}"
+
+
+@dataclass(frozen=True)
 class Split:
     """Samples and targets, in memory.
 
@@ -54,7 +76,7 @@ class Split:
         groups: A whole number a sample; samples that share it belong together (the windows of one
             subject), so that groups can be scored and are never divided. None: each on its own.
         device: Where batches go; the samples stay where they are.
-        origin: The number of each sample in the data that this was taken from; None for all of it.
+        origin: Where each sample comes from, for messages and records. None: all of the data.
         files: What each sample was read from, where it was a file of its own.
     """
 
@@ -63,7 +85,7 @@ class Split:
     augment: Augment | None = None
     groups: Tensor | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009
-    origin: Tensor | None = None
+    origin: Origin | None = None
     files: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -122,10 +144,16 @@ class Split:
         """Keep some samples."""
         groups = None if self.groups is None else self.groups[index]
         places = torch.arange(len(self))[index]
-        origin = places if self.origin is None else self.origin[places]
+        origin = Origin(places)
+        if self.origin is not None:
+            origin = replace(self.origin, rows=self.origin.rows[places])
         files = tuple(self.files[place] for place in places.tolist()) if self.files else ()
         x, y = self.x[index], self.y[index]
         return replace(self, x=x, y=y, groups=groups, origin=origin, files=files)
+
+    def sample_name(self, index: int) -> str:
+        """Return what a message calls a sample: by its row in the file, where that is known."""
+        return f"sample {index}" if self.origin is None else self.origin.name(index)
 
     def to(self, device: torch.device | str) -> Split:
         """Let batches go to a device."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -170,8 +170,9 @@ def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
         yield f"samples of shape {split.shape}, but the first client's have {shape}"
     if split.dtype not in (torch.uint8, torch.float32, torch.float64):
         yield f"samples of {split.dtype}; legal are uint8, float32 and float64"
+    called = split.sample_name if isinstance(split, Split) else "sample {}".format
     if isinstance(split, Split):
-        yield from not_finite(split.x)
+        yield from not_finite(split.x, called)
     kind = targets_of(y)
     if kind is None or kind is not federation.targets:
         yield (
@@ -181,7 +182,7 @@ def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
         )
         return
     if kind is Targets.CLASS:
-        yield from _outside(y, len(federation.classes), "label")
+        yield from _outside(y, len(federation.classes), "label", called)
     elif kind is Targets.MASK and y.dim() == 2 and len(shape) == 1:
         text = f"targets of shape {tuple(y.shape)}"
         if y.shape[1] == 1:
@@ -197,31 +198,31 @@ def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
     elif kind is Targets.MASK:
         if tuple(y.shape[1:]) != shape[1:]:
             yield f"masks of {tuple(y.shape[1:])}, but its samples are {shape[1:]} in size"
-        yield from _outside(y.flatten(1).long(), len(federation.classes), "mask value")
+        yield from _outside(y.flatten(1).long(), len(federation.classes), "mask value", called)
     elif y.shape[1] != len(federation.classes):
         yield f"{y.shape[1]} targets a sample, but {len(federation.classes)} names of them"
-    for text in not_finite(y):
+    for text in not_finite(y, called):
         yield f"targets: {text}"
 
 
-def _outside(y: Tensor, classes: int, what: str) -> Iterator[str]:
+def _outside(y: Tensor, classes: int, what: str, called: Callable[[int], str]) -> Iterator[str]:
     """Report labels that are no class."""
     low, high = y.reshape(len(y), -1).amin(dim=1), y.reshape(len(y), -1).amax(dim=1)
     outside = ((low < 0) | (high >= classes)).nonzero().flatten().tolist()
     for first in outside[:1]:
         value = int(low[first]) if low[first] < 0 else int(high[first])
         legal = f"legal are 0 to {classes - 1} ({len(outside)} such samples)"
-        yield f"{what} {value} of sample {first}: {legal}"
+        yield f"{what} {value} of {called(first)}: {legal}"
 
 
-def not_finite(x: Tensor) -> Iterator[str]:
-    """Report samples with NaN or infinity in them."""
+def not_finite(x: Tensor, called: Callable[[int], str] = "sample {}".format) -> Iterator[str]:
+    """Report samples with NaN or infinity in them; `called` names a sample by its index."""
     if not x.is_floating_point() or bool(torch.isfinite(x.sum())):
         return
     for what, bad in (("NaN", x.isnan()), ("infinity", x.isinf())):
         rows = bad.reshape(len(x), -1).any(dim=1).nonzero().flatten()
         if len(rows):
-            yield f"{what} in sample {int(rows[0])} ({len(rows)} such samples)"
+            yield f"{what} in {called(int(rows[0]))} ({len(rows)} such samples)"
 
 
 def class_counts(client: Client, classes: Sequence[str]) -> dict[str, int]:

@@ -126,13 +126,19 @@ def plain_labels(labels: NDArray[np.generic]) -> NDArray[np.generic]:
     return flat.astype(np.int64) if flat.dtype.kind == "b" else flat
 
 
-def places(names: Iterable[str], classes: Sequence[str], where: str) -> NDArray[np.int64]:
-    """Find names in the list of classes; one that a run never saw is refused."""
+def places(
+    names: Iterable[str], classes: Sequence[str], where: str, rows: Sequence[int] = ()
+) -> NDArray[np.int64]:
+    """Find names in the list of classes; one that a run never saw is refused.
+
+    `rows` are the rows of a table that the names stand in.
+    """
     place = {name: number for number, name in enumerate(classes)}
     found = []
     for sample, name in enumerate(names):
         if name not in place:
-            raise DataError(f"{where}, sample {sample}: {unknown('class', name, classes)}")
+            at = f"row {rows[sample]}" if rows else f"sample {sample}"
+            raise DataError(f"{where}, {at}: {unknown('class', name, classes)}")
         found.append(place[name])
     return np.array(found, dtype=np.int64)
 

@@ -47,10 +47,10 @@ def _federation(federation: Federation) -> Iterator[Finding]:
         if there and max(there) > _RARE * min(there):
             text = f"very unequal classes: from {min(there)} to {max(there)} samples"
             yield Finding("warning", client.name, "train", text)
-    held = {c.name: c.train.x for c in federation.clients if isinstance(c.train, Split)}
-    usable = {name: x for name, x in held.items() if x.numel() and x.dim() > 1}
+    held = {c.name: c.train for c in federation.clients if isinstance(c.train, Split)}
+    usable = {n: s.x for n, s in held.items() if s.x.numel() and s.x.dim() > 1}
     if len({x.shape[1:] for x in usable.values()}) == 1:
-        yield from _constants(usable)
+        yield from _constants(usable, held)
         yield from _scales(usable)
     yield from _twice(federation.clients)
     for client in federation.clients:
@@ -65,13 +65,14 @@ def _federation(federation: Federation) -> Iterator[Finding]:
         yield Finding(getattr(remark, "severity", "note"), "", federation.name, remark)
 
 
-def _constants(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
+def _constants(samples: Mapping[str, Tensor], held: Mapping[str, Split]) -> Iterator[Finding]:
     if next(iter(samples.values())).dim() > 2:
         for name, x in samples.items():
             flat = x.flatten(1)
             rows = (flat.amax(dim=1) == flat.amin(dim=1)).nonzero().flatten()
             if len(rows):
-                text = f"{len(rows)} constant sample(s), the first is {int(rows[0])}"
+                first = held[name].sample_name(int(rows[0])).removeprefix("sample ")
+                text = f"{len(rows)} constant sample(s), the first is {first}"
                 yield Finding("warning", name, "train", text)
         return
     constant = torch.stack([x.amax(0) == x.amin(0) for x in samples.values()])
@@ -110,7 +111,7 @@ def _columns(chosen: Tensor) -> str:
 
 def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
     """Find equal samples at two sites, or in two parts of a site."""
-    first: dict[bytes, tuple[str, str, int]] = {}
+    first: dict[bytes, tuple[str, str, str]] = {}
     found: dict[tuple[str, str, str, str], list[str]] = {}
     seen: set[int] = set()
     for client in clients:
@@ -120,10 +121,11 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
             seen.add(split.x.data_ptr())
             for number, row in enumerate(split.x.cpu().contiguous().numpy()):
                 key = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-                site, other, at = first.setdefault(key, (client.name, part, number))
+                called = split.sample_name(number).removeprefix("sample ")
+                site, other, at = first.setdefault(key, (client.name, part, called))
                 if (site, other) != (client.name, part):
                     pair = (site, other, client.name, part)
-                    found.setdefault(pair, []).append(f"{number} is {at} there")
+                    found.setdefault(pair, []).append(f"{called} is {at} there")
     alike = clients and prod(clients[0].train.shape) >= _A_PICTURE
     for (site, other, name, part), which in found.items():
         text = f"{len(which)} sample(s) also in {other} of {site}: {which[0]}"

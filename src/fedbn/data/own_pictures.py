@@ -278,7 +278,7 @@ def _listed(table: Table, home: Path, classes: Sequence[str], group: str | None)
         if not picture.is_file():
             raise DataError(f"{table.where}, row {row}: {shown(picture)}: no such file")
     cells = [cell.strip() for cell in table.columns["label"]]
-    labels = torch.from_numpy(places(cells, classes, table.where))
+    labels = torch.from_numpy(places(cells, classes, table.where, table.rows))
     if "patient" in table.columns:
         return PictureSet(tuple(files), labels, tuple(table.whole("patient", "a manifest", "")))
     return PictureSet(tuple(files), labels, owners(files, group) if group else ())

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedbn.core.federation import AnySplit, Client, Federation, Split
+from fedbn.core.federation import AnySplit, Client, Federation, Origin, Split
 from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
@@ -204,6 +204,8 @@ def _federation(
                 rest, held = divided(whole, options.test_share, draws)
             ids = parts[name, "all"].ids
             trained[name], tested[name] = by_index(ids, rest), by_index(ids, held)
+            if isinstance(whole, Split):
+                whole = replace(whole, origin=Origin(torch.arange(len(whole))))
             mine = {"train": whole.take(rest), "test": whole.take(held)}
         clients.append(Client(name, name, mine["train"], {name: mine["test"]}, mine.get("valid")))
     remarks += _augmented_tests(parts)

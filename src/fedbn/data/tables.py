@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbn.core.federation import A_CLASS, Client, Federation, Split
+from fedbn.core.federation import A_CLASS, Client, Federation, Origin, Split
 from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator
 from fedbn.data import table_files
@@ -221,7 +221,8 @@ def table_targets(
     for name in names:
         cells = table.whole(name, "data.label", categories=classes)
         if numbers is None:
-            return torch.from_numpy(places(cells, classes, f"{table.where}, column {name!r}"))
+            where = f"{table.where}, column {name!r}"
+            return torch.from_numpy(places(cells, classes, where, table.rows))
         if numbers:
             _check_cells(table, Column(name, None))
             found.append(torch.tensor([float(cell) for cell in cells]))
@@ -345,7 +346,9 @@ def table_federation(name: str, tables: Mapping[str, Table], options: TableOptio
     for site, table in tables.items():
         x = np.concatenate([column.encode(table) for column in columns], axis=1)
         y = table_targets(table, labels, numbers, classes)
-        whole = Split(torch.from_numpy(x), y, groups=row_groups(ids.get(site, [])))
+        origin = Origin(torch.tensor(table.rows), table.where)
+        groups = row_groups(ids.get(site, []))
+        whole = Split(torch.from_numpy(x), y, groups=groups, origin=origin)
         if sides:
             rest, held = sides[site]
             whole = replace(whole, groups=global_numbers(ids)[site])

@@ -1,7 +1,7 @@
 """`splits.json.gz` of a run folder: which samples train, validate and test each client.
 
-A part of a client is described by the files that it was read from, or by the numbers of its samples
-in the client's data, counted from 0. A part that the data set brought as it is has a count alone.
+A part of a client is described by the files that it was read from, or by the numbers of its
+samples: rows of a table's file, or places in the client's data, counted from 0. A part that the data set brought as it is has a count alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def part(split: AnySplit) -> dict[str, Any]:
     if isinstance(split, Split) and split.files:
         return said | {"files": list(split.files)}
     if isinstance(split, Split) and split.origin is not None:
-        return said | {"rows": ranges(split.origin)}
+        return said | {"rows": ranges(split.origin.rows)}
     return said
 
 
