@@ -92,7 +92,7 @@ def test_floats_that_are_no_classes_stay_numbers(kind):
 def test_a_dataset_of_measured_numbers_is_not_read_for_its_labels():
     data = Samples(X[:, 0], tells=False)
     federation_of({"a": data})
-    assert data.reads <= 3
+    assert data.reads <= 10  # one index, with seven seeds among them
 
 
 def test_whole_floats_are_refused_with_both_readings(kind):

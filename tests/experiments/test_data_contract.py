@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -317,3 +318,40 @@ def test_further_rows_are_normalised_as_the_client_was(tmp_path: Path) -> None:
     new = read_samples(file, inputs, client="mgh")
     assert torch.equal(new.x, levelled(raw, levels_of(raw)))
     assert "as those of a new site" in new.notes[0]
+
+
+def arrays_section(folder: Path, **agreed: object) -> DataSection:
+    contract = {"classes": ["0", "1"], **agreed}
+    return DataSection.model_validate({"path": str(folder), "name": "arrays", "contract": contract})
+
+
+def test_samples_of_another_type_or_range_than_the_contracts_are_refused(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8)).astype(np.uint8)
+    y = np.arange(20) % 2
+    for name, samples in (("bytes", x), ("floats", x.astype(np.float32))):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "one", train_x=samples, train_y=y, test_x=samples, test_y=y)
+    one, other = tmp_path / "bytes", tmp_path / "floats"
+    alone(arrays_section(one, dtype="uint8", range=[0, 255]), "one")
+    alone(arrays_section(other, dtype="float32", range=[0, 255]), "one")
+    with pytest.raises(Misfit, match=r"train: samples of float32, the contract says uint8"):
+        alone(arrays_section(other, dtype="uint8"), "one")
+    with pytest.raises(Misfit, match=r"values from 0 to 255; the contract says 0 to 1") as found:
+        alone(arrays_section(other, range=[0, 1]), "one")
+    assert "255" not in found.value.public
+    reports = [report_of(DataSection(name="arrays", path=str(p)), "one") for p in (one, other)]
+    assert proposed(reports[:1])[0]["dtype"] == "uint8"
+    with pytest.raises(DataError, match="different types: one uint8, two float32"):
+        proposed([reports[0], reports[1].model_copy(update={"site": "two"})])
+
+
+def test_a_site_of_arrays_may_lack_any_class(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 3))
+    y = 2 * (np.arange(20) % 2)
+    np.savez(tmp_path / "one", train_x=x, train_y=y, test_x=x, test_y=y)
+    named = alone(arrays_section(tmp_path, classes=["0", "1", "2", "3"]), "one")
+    assert named.classes == ("0", "1", "2", "3")
+    plain = alone(DataSection(name="arrays", path=str(tmp_path)), "one")
+    assert plain.classes == ("0", "1", "2")
+    with pytest.raises(DataError, match=r"0, 2: 1 of the numbers .*data\.classes"):
+        load_federation(DataSection(name="arrays", path=str(tmp_path)))

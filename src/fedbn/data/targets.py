@@ -45,7 +45,7 @@ _WORDS = {
     "float mask": "masks of floats",
 }
 _AS_NUMBERS = "task.name = 'regression' learns them as numbers"
-_NAME_CLASSES = "name all classes, in order (data.classes = [...]; in npz files an array `classes`)"
+_NAME_CLASSES = "name all classes, in order (data.classes = [...])"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,10 @@ class Meaning:
 
 
 def meaning_of(
-    parts: Sequence[RawTargets], names: Sequence[str] | None = None, task: str | None = None
+    parts: Sequence[RawTargets],
+    names: Sequence[str] | None = None,
+    task: str | None = None,
+    partial: bool = False,
 ) -> Meaning:
     """Decide what targets mean, over all parts of all clients.
 
@@ -138,6 +141,7 @@ def meaning_of(
         parts: The targets.
         names: The names of the classes, where they are known.
         task: The task that was named, such as `classification`; None leaves it to the targets.
+        partial: True if other clients have the classes that are missing here.
 
     Returns:
         The meaning that all parts have in common.
@@ -162,7 +166,7 @@ def meaning_of(
         notes = (f"labels are the floats 0.0 and 1.0: taken as the classes 0 and 1; {_AS_NUMBERS}",)
     by_name = kind is Targets.CLASS and "text" in forms
     if names is None:
-        names = _names(kind, known, by_name)
+        names = _names(kind, known, by_name, partial)
     return Meaning(kind, tuple(map(str, names)), notes, by_name)
 
 
@@ -296,7 +300,9 @@ def _ways_out(kinds: set[str]) -> str:
     )
 
 
-def _names(kind: Targets, parts: Sequence[RawTargets], by_name: bool) -> tuple[str, ...]:
+def _names(
+    kind: Targets, parts: Sequence[RawTargets], by_name: bool, partial: bool
+) -> tuple[str, ...]:
     """Return names for the classes, labels or numbers of targets that bring none."""
     first = parts[0].y
     if kind in (Targets.NUMBERS, Targets.LABELS):
@@ -307,7 +313,7 @@ def _names(kind: Targets, parts: Sequence[RawTargets], by_name: bool) -> tuple[s
     if one_hot:
         return tuple(map(str, range(first.shape[1])))
     values = _values(parts)
-    if kind is Targets.CLASS or len(values) > 1:
+    if not partial and (kind is Targets.CLASS or len(values) > 1):
         _check_numbering(values, parts, "labels" if kind is Targets.CLASS else "mask values")
     return tuple(map(str, range(max(2, 1 + int(max(values, default=0))))))
 

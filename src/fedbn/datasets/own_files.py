@@ -185,26 +185,33 @@ def _whose(group: str | None) -> dict[str, str]:
     return {"group": group} if group else {}
 
 
-def arrays(path: str | None = None, task: StandardTask | None = None) -> Federation:
+def arrays(
+    path: str | None = None,
+    task: StandardTask | None = None,
+    classes: list[str] | None = None,
+    partial: bool = False,
+) -> Federation:
     """Read a folder of npz files, one a client, in the order of their names.
 
     Args:
         path: The folder.
         task: Decides where targets could mean two things; the run's `task.name` unless given.
+        classes: The names of the classes, in order, where the files have none.
+        partial: True if other clients have files elsewhere, so that classes may be missing here.
     """
     folder = _given(path, "arrays", "a folder with one NAME.npz a client")
     if not (files := npz_files(folder) if folder.is_dir() else []):
         raise DataError(f"{folder}: no folder of clients; expected one NAME.npz a client")
     check_distinct(files)
     contents = {file: read_npz(file) for file in files}
-    names = common_classes(contents)
+    names = common_classes(contents) or classes
     x, raw = dict[tuple[Path, str], Tensor](), dict[tuple[Path, str], RawTargets]()
     for file, content in contents.items():
         for part in ("train", "test"):
             x[file, part] = array_samples(content, part, file)
             y = array_targets(content, part, file)
             raw[file, part] = RawTargets(f"{file}, {part}", y, tuple(x[file, part].shape[1:]))
-    meaning = meaning_of([*raw.values()], names, task)
+    meaning = meaning_of([*raw.values()], names, task, partial)
     splits = {key: Split(x[key], meaning.tensor(raw[key].y, raw[key].where)) for key in x}
     clients = [
         Client(file.stem, file.stem, splits[file, "train"], {file.stem: splits[file, "test"]})

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedbn.core.federation import AnySplit, Federation, Split
 from fedbn.core.findings import class_counts
 from fedbn.core.task import FITTING
@@ -56,6 +58,7 @@ def fitting(federation: Federation, contract: ContractSection) -> Federation:
         raise DataError(f"{where}: classes {found}; {says} {', '.join(classes)}")
     if contract.shape and shape != tuple(contract.shape):
         raise DataError(f"{where}: samples of shape {shape}, {says} {tuple(contract.shape)}")
+    _check_values(federation, contract)
     if contract.channels and shape[0] != contract.channels:
         text = f"{where}: samples of {shape[0]} channels, {says} {contract.channels}"
         raise Misfit(text, "its pictures have other channels")
@@ -64,6 +67,26 @@ def fitting(federation: Federation, contract: ContractSection) -> Federation:
         if lacks := [name for name, count in class_counts(client, classes).items() if not count]:
             remarks.append(f"{client.name} has no training sample of class {', '.join(lacks)}")
     return _normalised(replace(federation, classes=classes, remarks=tuple(remarks)), contract)
+
+
+def _check_values(federation: Federation, contract: ContractSection) -> None:
+    """Refuse samples of another type or range than the contract's, before they are normalised."""
+    where = f"data {federation.name}"
+    for client in federation.clients:
+        for name, split in client.named_splits():
+            kind = "uint8" if split.dtype == torch.uint8 else "float32"
+            if contract.dtype and kind != contract.dtype:
+                public = f"samples of {kind}, the contract says {contract.dtype}"
+                raise Misfit(f"{where}, client {client.name}, {name}: {public}", public)
+            if contract.range is None:
+                continue
+            (low, high), (least, most) = contract.range, split.extent()
+            if least < low or most > high:
+                text = (
+                    f"{where}, client {client.name}, {name}: values from {least:.4g} to {most:.4g}"
+                )
+                public = "its samples have values outside the range of the contract"
+                raise Misfit(f"{text}; the contract says {low:g} to {high:g}", public)
 
 
 def _normalised(federation: Federation, contract: ContractSection) -> Federation:

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedbn.core.federation import Federation, Targets, all_targets
@@ -56,6 +57,7 @@ class SiteReport(_Part):
     size: int | None = None
     channels: int | None = None
     shape: tuple[int, ...] | None = None
+    dtype: Literal["uint8", "float32"] | None = None
 
 
 def report_of(section: DataSection, site: str) -> SiteReport:
@@ -137,6 +139,7 @@ def _of_others(name: str, federation: Federation, site: str) -> SiteReport:
         samples=len(client.train),
         classes={label: counts[place] for place, label in enumerate(federation.classes)},
         shape=federation.input_shape,
+        dtype="uint8" if client.train.dtype == torch.uint8 else "float32",
     )
 
 
@@ -165,7 +168,15 @@ def proposed(reports: Sequence[SiteReport]) -> tuple[dict[str, Any], list[str]]:
             min(getattr(report, key) or 0 for report in reports) for key in ("size", "channels")
         )
         return {**contract, "size": size, "channels": channels}, notes
-    return {**contract, "shape": list(first.shape or ())}, notes
+    types = {report.site: report.dtype for report in reports if report.dtype}
+    if len({*types.values()}) > 1:
+        said = ", ".join(f"{site} {dtype}" for site, dtype in types.items())
+        raise DataError(
+            f"the sites' samples are of different types: {said}. uint8 is scaled to −1 to 1, "
+            "floats are not: all sites must give one of the two"
+        )
+    kind = {"dtype": next(iter(types.values()))} if types else {}
+    return {**contract, "shape": list(first.shape or ()), **kind}, notes
 
 
 def _columns(reports: Sequence[SiteReport]) -> tuple[list[dict[str, Any]], list[str]]:

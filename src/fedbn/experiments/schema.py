@@ -160,6 +160,12 @@ class ContractSection(Section):
         "none", description="'site': by its own training data; or [[means], [deviations]]"
     )
     shape: list[int] | None = Field(None, min_length=1, description="of a sample")
+    dtype: Literal["uint8", "float32"] | None = Field(
+        None, description="of samples: uint8 is scaled to −1 to 1, floats are taken as they are"
+    )
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="legal values of samples: the lowest and the highest"
+    )
 
 
 class DataSection(Section):

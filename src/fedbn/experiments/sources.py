@@ -63,14 +63,17 @@ def load_federation(
     name, _ = data_name(section)
     build = registry.find(fedbn.datasets, name, "data set", section.held)
     options = options_of(build, section.options, f"data {name}")
-    contract = section.contract
+    contract, by_contract = section.contract, reader_of(name)
     if site is not None and options.get("group_scope") == "global":
         raise ConfigError(
             "data.group_scope = 'global' compares the ids of all sites, and one site has its own "
             "alone: divide the data before (train/ and test/), or set 'site'"
         )
-    options = _with_task(options, build, contract.task if contract else task)
-    by_contract = reader_of(name)
+    if not (contract and by_contract):  # which read targets as the contract says
+        options = _with_task(options, build, contract.task if contract else task)
+    if name == "arrays":
+        options = {"partial": site is not None, **options}
+        options |= {"classes": list(contract.classes)} if contract else {}
     if contract:
         check_options(options, contract)
     with blamed(DataError, f"data {name}"):
