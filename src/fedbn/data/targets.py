@@ -193,7 +193,7 @@ def _kind(
         raise DataError(
             f"{column[0].where}: targets of shape {column[0].y.shape}, one column of whole "
             "numbers. Give y[:, 0] for classes; for regression with one number give floats "
-            f"(y.astype(float), or {_AS_NUMBERS})"
+            "(y.astype(float), or task.name = 'regression')"
         )
     if form == "float" and wanted is None:
         return _of_floats(parts, names)
@@ -248,7 +248,8 @@ def _of_rows(parts: Sequence[RawTargets], wanted: Targets | None, form: str) -> 
         return _of_masks(parts, form)
     raise DataError(
         f"{where}: whole numbers of shape {shape}: {shape[1]} targets a sample. For numbers give "
-        f"floats (y.astype(float), or {_AS_NUMBERS}); for classes give one whole number a sample; "
+        "floats (y.astype(float), or task.name = 'regression'); for classes give one whole number "
+        "a sample; "
         "masks have the height and width of their pictures"
     )
 
