@@ -41,7 +41,7 @@ def splits_of_jobs(todo: Iterable[Job], planner: Planner) -> dict[str, Any]:
         seed = f"seed {job.seed}" if share else "every seed"
         by_seed = found.setdefault(job.setting.name, {})
         if seed not in by_seed:
-            federation = planner.federation(experiment.data)
+            federation = planner.federation(experiment)
             federation = with_validation(federation, share, job.seed) if share else federation
             by_seed[seed] = described(federation)
     return found
