@@ -29,7 +29,7 @@ ALLOWED = {
     "tasks": {"core", "errors", "registry"},
     "data": {"core", "errors", "text"},
     "datasets": {"core", "data", "errors", "registry", "text"},
-    "runs": {"core", "errors"},
+    "runs": {"core", "errors", "text"},
     "results": {"core", "errors", "text"},
     "tracking": {"errors", "experiments", "registry", "runs", "text"},
     "experiments": _BELOW | {"fast"},

@@ -35,7 +35,8 @@ from fedbn.experiments.runner import Memory, reached, run_plan, start
 from fedbn.experiments.sources import given_federation, named_task
 from fedbn.methods import parse_method
 from fedbn.results.aggregate import rejection
-from fedbn.runs.folder import RunFolder
+from fedbn.runs.folder import RunFolder, explained
+from fedbn.runs.messages import warnings_of_job
 from fedbn.runs.metrics import read
 from fedbn.tasks.making import GivenMetric, TaskChoice
 from fedbn.trained.trained_run import Trained, frame_of
@@ -185,6 +186,7 @@ def fit(
             folder.begin(experiment.model_dump(exclude_unset=True, exclude_none=True))
         with folder.locked():
             start(experiment, jobs, planner, folder, hear, workers=workers, apart=False)
+            _draw_curves(folder)
         run = partial(_on_disk, planner=planner, folder=folder)
     runs = {(job.method.name, job.seed): run(job) for job in jobs}
     for (name, job_seed), result in runs.items():
@@ -193,12 +195,30 @@ def fit(
     return next(iter(runs.values())) if methods is None and seeds is None else Results(runs)
 
 
+def _draw_curves(folder: RunFolder) -> None:
+    """Draw the learning curves of a run into its folder, as the command line does."""
+    from fedbn.results.aggregate import RunFiles
+    from fedbn.results.figures import draw_curves  # matplotlib takes a second to import
+
+    facts = folder.read_environment()
+    run = RunFiles(str(folder.path), read(folder.metrics), folder.read_request(), facts)
+    with explained(folder.curves):
+        draw_curves(run.table, folder.curves)
+
+
 def _in_memory(job: Job, planner: Planner, workers: int, hear: Listener) -> Result:
     plan = planner.plan(job)
     memory = Memory(job.setting.experiment.evaluation.report == "best")
-    run_plan(plan, memory, hear, workers=workers)
+    texts = [text for text in planner.warnings if text not in planner.information]
+
+    def keep_warning(event: Event) -> None:
+        if event.kind == "note" and event.level == "warning":
+            texts.append(event.text)
+
+    run_plan(plan, memory, keep_warning, hear, workers=workers)
     assert memory.state is not None
-    return Result(plan, memory.state, tuple(memory.records), None)
+    warnings = tuple(dict.fromkeys(texts))
+    return Result(plan, memory.state, tuple(memory.records), None, warnings=warnings)
 
 
 def _on_disk(job: Job, planner: Planner, folder: RunFolder) -> Result:
@@ -206,7 +226,9 @@ def _on_disk(job: Job, planner: Planner, folder: RunFolder) -> Result:
     found = reached(job, folder, initial_state(plan))
     assert found is not None
     records = read(folder.job(*job.key) / "metrics.jsonl")
-    return Result(plan, found.state, tuple(Record(**r) for r in records), folder.path)
+    warnings = warnings_of_job(folder, job.key)
+    made = tuple(Record(**record) for record in records)
+    return Result(plan, found.state, made, folder.path, warnings=warnings)
 
 
 @dataclass(frozen=True)
@@ -268,7 +290,7 @@ def _several(name: str, one: T, several: Sequence[T] | None, default: T) -> list
 def _pass_on(
     notes: Callable[[str], None], callback: Callable[[RoundDone], object], event: Event
 ) -> None:
-    if event.kind == "note":
+    if event.kind == "note" and event.level != "debug":
         notes(event.text)
     if event.kind == "round" and event.gave is not None:
         method, _, seed = event.job

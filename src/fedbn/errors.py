@@ -42,6 +42,14 @@ class ModelError(ConfigError):
     """The model does not fit the method or the data."""
 
 
+class GivenInPython(ConfigError):  # noqa: N818
+    """An object that a run was started with in Python, and that its folder cannot hold."""
+
+    def __init__(self, fact: str, advice: str):
+        super().__init__(f"{fact}; {advice}")
+        self.fact = fact  # without the advice, which depends on who asks
+
+
 class Untrusted(ConfigError):  # noqa: N818
     """A file names code that nobody said to trust."""
 

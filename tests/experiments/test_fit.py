@@ -63,7 +63,35 @@ def test_a_run_of_objects_cannot_be_resumed_by_the_command(tmp_path: Path) -> No
     fedbn.fit(given("a", "b"), net, "fedbn", rounds=1, out=tmp_path / "out")
     answer = call("resume", tmp_path / "out")
     assert answer.code == 3
-    assert "given in Python" in answer.line
+    assert "the run's data and model were given in Python" in answer.line
+    assert "all of its rounds are done" in answer.line
+    shutil.rmtree(newest(tmp_path / "out"))
+    assert f"out={str(tmp_path / 'out')!r}, resume=True" in call("resume", tmp_path / "out").line
+    assert "cannot grow" in call("resume", tmp_path / "out", "--rounds", 9).line
+
+
+def test_the_configuration_of_a_run_of_objects_is_not_run_without_them(tmp_path: Path) -> None:
+    fedbn.fit(given("a", "b"), "mlp", "fedbn", rounds=1, out=tmp_path / "out")
+    answer = call("run", tmp_path / "out" / "config.toml", "--out", tmp_path / "again")
+    assert answer.code == 3
+    assert "the run was made in Python" in answer.line
+    assert "--data" in answer.line
+
+
+def test_a_run_made_in_python_has_its_learning_curves(tmp_path: Path) -> None:
+    fedbn.fit(given("a", "b"), "mlp", "fedbn", rounds=1, out=tmp_path / "out")
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_of_a_run_of_objects_advises_what_exists(tmp_path: Path) -> None:
+    fedbn.fit(given("a", "b"), "mlp", "fedbn", rounds=1, out=tmp_path / "out")
+    answer = call("report", tmp_path / "out", "--format", "md")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert answer.code == 0
+    assert "given in Python and is not in the run folder" in answer.err
+    assert "--data" not in answer.err
+    assert "fedbn resume" not in text
+    assert "fedbn run" not in text
 
 
 def test_a_fit_killed_at_once_is_resumed_as_what_it_was(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_the_layout_is_the_documented_one(finished: Path) -> None:
     found = {str(f.relative_to(finished)) for f in finished.rglob("*") if f.is_file()}
     expected = {"config.toml", "environment.json", "metrics.jsonl", "curves.png", "run.lock"}
     expected |= {"splits.json.gz"}
+    expected.add("run.log")
     for method in ("fedavg", "fedbn"):
         job = f"checkpoints/{method}/default/seed-0"
         expected |= {f"{job}/metrics.jsonl"}

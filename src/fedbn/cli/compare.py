@@ -18,6 +18,7 @@ from fedbn.results import comparison
 from fedbn.results.comparison import Comparison, Side, score_rows, score_titles
 from fedbn.results.result_table import Grid, Shown, written
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.messages import grouped, read_warnings
 from fedbn.text import shown
 
 app = console.commands()
@@ -59,7 +60,9 @@ def compare(
     sides, said = [], []
     for part in map(Part.read, map(RunFolder, runs)):
         place, records = str(part.folder.path), [row for rows in part.jobs.values() for row in rows]
-        sides.append(Side(place, records, part.folder.read_request(), part.environment))
+        warnings = grouped(read_warnings(part.folder))
+        config = part.folder.read_request()
+        sides.append(Side(place, records, config, part.environment, warnings))
         if part.unfinished:
             said.append(
                 f"{place} is not finished, and is compared as it is: {'; '.join(part.unfinished)}"

@@ -40,7 +40,7 @@ class LiveView:
 
     def __call__(self, event: Event) -> None:
         """Take an event into the picture."""
-        if event.kind == "note":
+        if event.kind == "note" and event.level != "debug":
             self._console.print(shown(remark(event)), markup=False, highlight=False)
         self.picture.hear(event)
 

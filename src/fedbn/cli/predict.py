@@ -15,10 +15,10 @@ import typer
 from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
 from fedbn.cli.training import print_summary
-from fedbn.core.federation import Split, Targets
+from fedbn.core.federation import AnySplit, Targets
 from fedbn.core.metric import Metric
 from fedbn.data.new_samples import read_samples
-from fedbn.errors import ConfigError, unknown
+from fedbn.errors import ConfigError, GivenInPython, unknown
 from fedbn.results.aggregate import MEAN, Cell, Key, Row, Summary
 from fedbn.results.result_table import MOST, condensed
 from fedbn.runs.folder import write_atomically
@@ -150,7 +150,7 @@ def evaluate(
     known = {one.name: one for one in evaluated(trained.plan.task)}
     if metric is not None and metric not in known:
         raise ConfigError(f"--metric: {unknown('metric', metric, known)}")
-    tests = domain_tests(trained) if data is None else _tests(trained, data)
+    tests = _own_tests(trained) if data is None else _tests(trained, data)
     many = len(trained.clients) > MOST and clients == "some"
     found = evaluate_all(trained, tests, own=many and len(tests) > MOST, resamples=resamples)
     if out is not None:
@@ -164,7 +164,14 @@ def evaluate(
         (_print_spread if many else _print_matrix)(found, judged_by)
 
 
-def _tests(trained: Trained, data: Path) -> dict[str, Split]:
+def _own_tests(trained: Trained) -> dict[str, AnySplit]:
+    try:
+        return domain_tests(trained)
+    except GivenInPython as error:
+        raise ConfigError(f"{error.fact}; score on labelled files with --data PATH") from error
+
+
+def _tests(trained: Trained, data: Path) -> dict[str, AnySplit]:
     samples = read_samples(data, trained.inputs)
     say(*samples.notes)
     return {data.resolve().stem or "data": labelled(trained, samples, data)}

@@ -35,7 +35,8 @@ class Lines:
         """Print a line, or wait for a later event."""
         self._clock.hear(event)
         if event.kind == "note":
-            say(remark(event))
+            if event.level != "debug":
+                say(remark(event))
         elif event.kind == "done":
             say(f"{job_name(event)}: done ({self._clock.text()})")
         elif event.kind == "round" and time.monotonic() - self._told > _QUIET_SECONDS:

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +19,9 @@ from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Stopper
-from fedbn.errors import Interrupted, NeverAccepted
-from fedbn.experiments.configuration import checked, held_experiment
-from fedbn.experiments.jobs import Event, Listener, to_all
+from fedbn.errors import ConfigError, Interrupted, NeverAccepted
+from fedbn.experiments.configuration import checked, held_experiment, parts_given_in_python
+from fedbn.experiments.jobs import to_all
 from fedbn.experiments.merging import check_checkpoints, grown, merge as merged, told
 from fedbn.experiments.planner import Planner, resolved
 from fedbn.experiments.process_pool import own_process
@@ -33,7 +32,9 @@ from fedbn.results.aggregate import RunFiles, Summary, rejected_clients, rejecti
 from fedbn.results.result_table import condensed, fitted, readable, written
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
+from fedbn.runs.messages import grouped, read_warnings
 from fedbn.tracking import Tracking, find_trackers
+from fedbn.trained.opening import jobs_of
 
 app = console.commands()
 
@@ -72,7 +73,9 @@ def resume(
     folder = RunFolder(run)
     experiment = held_experiment(folder)
     check_checkpoints(folder)
-    if grows := bool(rounds or add_seed or add_method):
+    grows = bool(rounds or add_seed or add_method)
+    _check_all_on_disk(folder, experiment, grows)
+    if grows:
         experiment = grown(folder, rounds, add_seed or (), add_method or ())
     flags: dict[str, Any] = {"workers": workers or 0, "log": log or [], "grows": grows}
     if not launch(folder, experiment, showing=Showing(json, form, clients), **flags):
@@ -123,6 +126,21 @@ def check_contributions(folder: RunFolder) -> None:
         raise NeverAccepted(f"{folder.path} is saved, but {'; '.join(texts)}")
 
 
+def _check_all_on_disk(folder: RunFolder, experiment: Experiment, grows: bool) -> None:
+    """Refuse to go on with a run whose data, model or task only Python has."""
+    if not (parts := parts_given_in_python(experiment)):
+        return
+    verb = "were" if len(parts) > 1 else "was"
+    fact = f"the run's {' and '.join(parts)} {verb} given in Python and cannot be read from it"
+    if grows:
+        advice = "a run like this cannot grow: call fedbn.fit in Python with a new `out`"
+    elif all(job.rounds_done >= job.rounds for job in jobs_of(folder.path)):
+        advice = "all of its rounds are done"
+    else:
+        advice = f"in Python, call fedbn.fit as before, with out={str(folder.path)!r}, resume=True"
+    raise ConfigError(f"{folder.path}: {fact}; {advice}")
+
+
 def train(
     folder: RunFolder,
     experiment: Experiment,
@@ -137,8 +155,7 @@ def train(
     progress = make_progress()
     tracking = Tracking(trackers, folder, progress)
     try:
-        said = partial(_say_what_a_kill_costs, experiment, progress)
-        planner, listener = Planner(), to_all(progress, said, tracking, stop.follow)
+        planner, listener = Planner(), to_all(progress, tracking, stop.follow)
         with own_process():
             todo = prepare(experiment, planner)
             flags: dict[str, Any] = {"workers": workers, "stop": stop, "grows": grows}
@@ -146,13 +163,6 @@ def train(
     finally:
         tracking.close()
         progress.close()
-
-
-def _say_what_a_kill_costs(experiment: Experiment, progress: Listener, event: Event) -> None:
-    auto = experiment.checkpoint.every == "auto" and experiment.training.device == "cpu"
-    if auto and event.kind == "begin" and event.ahead:
-        text = "kill -9 can cost ten seconds of work, or twenty times what a checkpoint takes to "
-        progress(Event("note", event.job, text=f"{text}write; never a result", whole=True))
 
 
 def make_progress() -> Lines | LiveView:
@@ -181,7 +191,8 @@ def rehearse(raw: dict[str, Any], where: str, log: Sequence[str], as_json: bool)
 def run_files(folder: RunFolder) -> RunFiles:
     """Read what a run folder says of its results."""
     records, config = metrics.read(folder.metrics), folder.read_request()
-    return RunFiles(str(folder.path), records, config, folder.read_environment())
+    facts, warnings = folder.read_environment(), grouped(read_warnings(folder))
+    return RunFiles(str(folder.path), records, config, facts, warnings)
 
 
 def show(folder: RunFolder, showing: Showing) -> None:
@@ -192,7 +203,7 @@ def show(folder: RunFolder, showing: Showing) -> None:
         figures.draw_curves(run.table, folder.curves)
     some = summary if showing.clients == "all" else condensed(summary)
     if showing.as_json:
-        _print_json(summary, run.path)
+        _print_json(run)
     elif showing.form == "text":
         print_summary(some)
     else:
@@ -212,7 +223,8 @@ def print_summary(summary: Summary) -> None:
     print_text(*summary.remarks)
 
 
-def _print_json(summary: Summary, folder: str) -> None:
+def _print_json(run: RunFiles) -> None:
+    summary = run.summary
     metric = summary.metric.name
     rows: list[dict[str, Any]] = [
         {
@@ -221,7 +233,13 @@ def _print_json(summary: Summary, folder: str) -> None:
         }
         for row in summary.rows
     ]
-    content = {"folder": folder, "seeds": summary.seeds, "rows": rows, "remarks": summary.remarks}
+    content = {
+        "folder": run.path,
+        "seeds": summary.seeds,
+        "rows": rows,
+        "remarks": summary.remarks,
+        "warnings": run.warnings,
+    }
     emit(json.dumps(content, indent=2))
 
 

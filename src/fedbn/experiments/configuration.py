@@ -128,6 +128,19 @@ PATHS = ("data.path", "model.weights")
 IN_PYTHON = "(given in Python)"
 
 
+def parts_given_in_python(experiment: Experiment) -> list[str]:
+    """Return the parts of a run that only Python has, for example `data` and `model`."""
+    task = experiment.task
+    named: dict[str, list[str | None]] = {
+        "data": [experiment.data.name],
+        "model": [experiment.model.name],
+        "task": [task.name],
+        "loss": [task.loss],
+        "metrics": [*(task.metrics or ())],
+    }
+    return [part for part, names in named.items() if IN_PYTHON in names]
+
+
 def read_toml(file: Path) -> Raw:
     """Read a TOML file, or say in one line what is wrong with it and where."""
     try:

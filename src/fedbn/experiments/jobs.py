@@ -26,6 +26,7 @@ from fedbn.methods import parse_method, pieces_of
 from fedbn.registry import Held
 from fedbn.runs import metrics
 from fedbn.runs.folder import folder_name
+from fedbn.runs.messages import Level
 from fedbn.text import flat
 
 DEFAULT = "default"
@@ -178,6 +179,7 @@ class Event:
     rounds: int = 0  # rounds in all
     text: str = ""  # the remark, or the error's line
     whole: bool = False  # whether the remark is about the whole run, and not about this job
+    level: Level = "warning"  # whether a message is stored, shown or only logged
     exit_code: int = 0  # the failure's exit code
     # the round's numbers; of a job that goes on, those of its earlier rounds
     records: list[dict[str, Any]] = field(default_factory=list)

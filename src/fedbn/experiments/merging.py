@@ -31,6 +31,7 @@ from fedbn.runs.folder import (
     without_checkpoints,
     write_atomically,
 )
+from fedbn.runs.messages import MessageStore, read_warnings
 from fedbn.text import counted, flat
 
 _FREE = {"data.path", "model.weights"}  # of another machine; hashes tell whether it is the same
@@ -221,6 +222,8 @@ def _fill(folder: RunFolder, found: Merged) -> None:
             write_atomically(place / "metrics.jsonl", _text(part.jobs[key]))
             write_atomically(place / RECORDS_ALONE, b"")
     write_atomically(folder.metrics, _text(found.records))
+    stored = [one for part in found.parts for one in read_warnings(part.folder)]
+    MessageStore(folder).extend(stored)
     first = found.parts[0].environment
     environment = {**first, **found.facts, "config": found.raw, "seeds": found.raw["seeds"]}
     environment["merged"] = [

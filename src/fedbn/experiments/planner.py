@@ -44,6 +44,7 @@ class Planner:
         task: TaskChoice | None = None,
     ):
         self.warnings: list[str] = []
+        self.information: set[str] = set()  # those of `warnings` that ask nobody to do anything
         self._newest: tuple[Job, Plan] | None = None  # not more: each plan holds a model
         self._data: dict[str, Federation] = {}
         self._given = federation
@@ -85,6 +86,7 @@ class Planner:
                 f"there are {plan.clients_a_round}"
             )
         named = sources.named_files(experiment.model.weights, experiment.model)
+        self.information.update(named)
         if not plan.score_all and experiment.evaluation.clients is None:
             named.append(f"{count:,} clients: those that take part are scored, all at the end")
         suggested = experiment.model.name or sources.suggested_for(federation)
@@ -100,7 +102,9 @@ class Planner:
         if key not in self._data:
             found = self._given or sources.load_federation(section, task=task)
             files = sources.named_files(section.path, section)
-            said = [sources.data_name(section)[1], *files, *found.remarks]
+            recognized = sources.data_name(section)[1]
+            self.information.update(filter(None, [recognized, *files]))
+            said = [recognized, *files, *found.remarks]
             self.warnings += [text for text in [*said, *check_federation(found)] if text]
             self._data[key] = found
         return self._data[key]

@@ -30,6 +30,7 @@ from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_al
 from fedbn.experiments.merging import UNSCORED, forget_ends
 from fedbn.experiments.planner import Planner, device_of, resolved, training_of
 from fedbn.experiments.process_pool import affordable, run_side_by_side
+from fedbn.experiments.run_log import RunLog
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.splits import write_splits
 from fedbn.runs import checkpoints, metrics
@@ -41,6 +42,7 @@ from fedbn.runs.folder import (
     without_checkpoints,
     write_atomically,
 )
+from fedbn.runs.messages import Level
 
 Note = Callable[[str], None]
 
@@ -401,8 +403,10 @@ def start(
     notes = same_run(folder, begun, grows=grows)
     write_splits(folder, todo, planner)
     forget_ends(folder, todo)
+    listener = to_all(RunLog(folder, experiment.checkpoint.every), listener)
     for text in [*planner.warnings, *notes]:
-        listener(Event("note", todo[0].key, text=text, whole=True))
+        level: Level = "info" if text in planner.information else "warning"
+        listener(Event("note", todo[0].key, text=text, whole=True, level=level))
     count = workers or experiment.workers or cores()
     maker = partial(embedded_job, planner=planner, workers=count)
     costs = partial(work, planner=planner)
@@ -445,7 +449,7 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
             each = run.workers // beside
             what = "one core" if each == 1 else f"{each} cores"
             text = f"{len(left)} runs, {beside} side by side, {what} each"
-            tell(Event("note", left[0].key, text=text, whole=True))
+            tell(Event("note", left[0].key, text=text, whole=True, level="info"))
             run_side_by_side(left, run.folder, tell, [each] * beside, run.stop, data)
         else:
             for job in left:

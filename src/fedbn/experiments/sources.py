@@ -61,6 +61,7 @@ def load_federation(
         task: The task that decides between two readings of targets, where one is named.
     """
     name, _ = data_name(section)
+    _check_named(name, "data")
     build = registry.find(fedbn.datasets, name, "data set", section.held)
     options = options_of(build, section.options, f"data {name}")
     contract, by_contract = section.contract, reader_of(name)
@@ -88,6 +89,15 @@ def load_federation(
     if not isinstance(federation, Federation):
         raise ConfigError(f"data {name} gives a {type(federation).__name__}, not a Federation")
     return _dealt(fitting(federation, contract) if contract else federation, section)
+
+
+def _check_named(name: str, part: str) -> None:
+    """Refuse what stands in the configuration of a run for an object that only Python had."""
+    if name == IN_PYTHON:
+        raise ConfigError(
+            f"{part}.name = {name!r}: the run was made in Python, and its {part} is in no file; "
+            f"name the {part} with --{part}, or call fedbn.fit in Python"
+        )
 
 
 def at_site(site: str, source: dict[str, Any]) -> Federation:
@@ -167,6 +177,8 @@ def model_builder(
 ) -> Callable[[], nn.Module]:
     """Give a function that makes the model for some data; it is called anew for every seed."""
     name = section.name or suggested_for(federation)
+    if own is None:
+        _check_named(name, "model")
     build = own or registry.find(fedbn.models, name, "model", section.held)
     given = {"classes": len(federation.classes), "input_shape": federation.input_shape}
     signature = registry.signature_of(build, f"model {name}")

@@ -26,6 +26,7 @@ from fedbn.experiments.data_survey import SiteReport, proposed
 from fedbn.experiments.environment import environment_of, same_run
 from fedbn.experiments.jobs import Event, Job, Listener, jobs, to_all
 from fedbn.experiments.planner import resolved
+from fedbn.experiments.run_log import RunLog
 from fedbn.experiments.runner import Note, Run, run_jobs
 from fedbn.experiments.schema import Experiment
 from fedbn.flower import messages
@@ -108,7 +109,7 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
             note(text)
         return made
 
-    listener = to_all(service.listener, page.hear)
+    listener = to_all(RunLog(service.folder), service.listener, page.hear)
     run_jobs(todo, Run(service.folder, engine, listener, service.stop, late_scores=True))
 
 

@@ -9,6 +9,8 @@ from fedbn.report.contents import RunContents
 from fedbn.report.document import Chapter, Page
 from fedbn.text import counted
 
+_MOST_WARNINGS = 20  # above the results; all of them are in the last section
+
 
 def page(runs: Sequence[RunContents]) -> Page:
     """Lay a report out: one chapter a run, and one that compares them where there are several."""
@@ -36,7 +38,10 @@ def _chapter(run: RunContents, key: str, name: str) -> Chapter:
         model_sections.examples(run),
         model_sections.again(run),
     )
-    notes = (*run.notes, *(run.facts.remarks if run.facts else ()))
+    remarks = run.facts.remarks if run.facts else ()
+    notes = tuple(dict.fromkeys([*run.notes, *remarks, *run.warnings[:_MOST_WARNINGS]]))
+    if (more := len(run.warnings) - _MOST_WARNINGS) > 0:
+        notes += (f"{counted(more, 'more warning')}: see the section on the configuration",)
     said, summary = run.settings, run.summary
     data = said.get("data.path") or said.get("data.name") or "data"
     model = said.get("model.name") or "model"

@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 from markupsafe import Markup
 
+from fedbn.experiments.configuration import IN_PYTHON
 from fedbn.report import document, site_charts
 from fedbn.report.charts import LOCAL, SHARED, exchange_bars
 from fedbn.report.contents import Array, Facts, Layer, RunContents
@@ -198,21 +199,31 @@ def again(run: RunContents) -> Section:
     folder = shlex.quote(run.path)
     begin = f"fedbn run {shlex.quote(f'{run.path}/config.toml')} --out again"
     commands = f"{begin}\nfedbn resume {folder}\nfedbn report {folder}"
+    hint = "Without the folder: save the configuration as experiment.toml, then fedbn run it."
+    if given := [key for key, value in run.settings.items() if IN_PYTHON in (value, *_all(value))]:
+        commands = f"fedbn report {folder}"
+        hint = f"{', '.join(given)}: given in Python, so only Python can run it again (fedbn.fit)."
+    caption = "Make this report" if given else "Run it again, go on with it, make this report"
     lead = (
         "The same configuration, seeds, data and versions give the same numbers to the last bit "
         "on the same kind of machine."
     )
     parts: list[Part] = [
-        document.Code("Run it again, go on with it, make this report", commands, "bash"),
-        document.Text(
-            "Without the folder: save the configuration as experiment.toml, then fedbn run it."
-        ),
+        document.Code(caption, commands, "bash"),
+        document.Text(hint),
         document.Code(
             "Configuration, every key written out", tomli_w.dumps(run.config), "toml", folded=True
         ),
         *_environment(run.environment),
     ]
+    if run.warnings:
+        rows = [[text] for text in run.warnings]
+        parts.append(document.table("Warnings of the run", ["warning"], rows, folded=True))
     return Section("again", "Configuration and how to run it again", lead, tuple(parts))
+
+
+def _all(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _environment(environment: Mapping[str, Any]) -> list[Part]:

@@ -15,13 +15,21 @@ from fedbn.core.federation import AnySplit, Targets
 from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries, is_batchnorm
 from fedbn.data.survey import drawable
-from fedbn.errors import ConfigError, DamagedRun, FedbnError, unforeseen, unknown
+from fedbn.errors import (
+    ConfigError,
+    DamagedRun,
+    FedbnError,
+    GivenInPython,
+    unforeseen,
+    unknown,
+)
 from fedbn.experiments.jobs import Key as Job
 from fedbn.report import contents
 from fedbn.report.contents import RunContents
 from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.messages import RunWarning, grouped, read_warnings
 from fedbn.text import listed, spread
 from fedbn.trained.evaluation import Outcomes, outcomes_of
 from fedbn.trained.opening import jobs_of, open_run
@@ -58,6 +66,8 @@ def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
 
 def _why(error: Exception) -> str:
     """Say in one line why something cannot be had."""
+    if isinstance(error, GivenInPython):
+        return error.fact
     text = str(error) if isinstance(error, FedbnError) else unforeseen(error)
     return text.rstrip(".")
 
@@ -166,6 +176,7 @@ def gather(
         facts=facts,
         missing=missing,
         notes=tuple(notes),
+        warnings=grouped(_warnings(folder, notes)),
         name=path.resolve().name,
     )
 
@@ -189,6 +200,15 @@ def _records(folder: RunFolder, notes: list[str]) -> list[dict[str, Any]]:
             if len(records) > len(found.get(job, [])):
                 found[job] = records
     return [record for records in found.values() for record in records]
+
+
+def _warnings(folder: RunFolder, notes: list[str]) -> list[RunWarning]:
+    """Return the warnings of a run; a file that cannot be read is noted."""
+    try:
+        return read_warnings(folder)
+    except OSError as error:
+        notes.append(f"{folder.warnings}: {error.strerror}")
+        return []
 
 
 def _unfinished(folder: RunFolder) -> list[str]:

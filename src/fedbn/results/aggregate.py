@@ -407,6 +407,7 @@ class RunFiles:
     records: Records  # the lines of `metrics.jsonl`
     config: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
     environment: Mapping[str, Any] = field(default_factory=dict)  # `environment.json`
+    warnings: tuple[str, ...] = ()  # all that the run gave, each once
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -149,6 +149,7 @@ class Comparison:
     family: tuple[int, int]
     remarks: tuple[str, ...]
     metric: Metric = ACCURACY
+    warnings: tuple[str, ...] = ()  # what the runs warned of, with the run where they are two
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
@@ -208,7 +209,12 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
         family=family,
         remarks=tuple(dict.fromkeys([*_remarks(a, b), *_doubts(pairs)])),
         metric=a.metric,
+        warnings=a.warnings if a is b else (*_named_warnings(a), *_named_warnings(b)),
     )
+
+
+def _named_warnings(side: Side) -> Iterator[str]:
+    return (f"{side.path}: {text}" for text in side.warnings)
 
 
 def _within(side: Side, methods: Sequence[str]) -> list[_Match]:

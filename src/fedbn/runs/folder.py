@@ -125,6 +125,8 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.splits = self.path / "splits.json.gz"
         self.curves = self.path / "curves.png"
+        self.warnings = self.path / "warnings.jsonl"
+        self.log = self.path / "run.log"
         self.lock = self.path / "run.lock"
         self.held: int | None = None  # the lock's descriptor: who has a copy of it holds the lock
 

@@ -115,10 +115,11 @@ class Matrix:
     values: Mapping[str, Mapping[str, Mapping[str, Value]]]
     confusion: Mapping[str, Mapping[str, NDArray[np.int64]]]
     metrics: tuple[Metric, ...] = evaluated(CLASSIFICATION)
+    warnings: tuple[str, ...] = ()  # what the run warned of
 
     def to_json(self) -> bytes:
         """Render all numbers as JSON; what is not defined is null."""
-        names = ("clients", "domains", "classes", "samples", "values", "confusion")
+        names = ("clients", "domains", "classes", "samples", "values", "confusion", "warnings")
         content = plain({name: getattr(self, name) for name in names})
         return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
@@ -163,7 +164,9 @@ def evaluate_all(
         if trained.plan.task.targets is Targets.CLASS:
             confusion[client] = {domain: one.confusion for domain, one in made.items()}
     samples = {domain: len(split) for domain, split in domains.items()}
-    return Matrix(clients, tuple(domains), classes, samples, values, confusion, metrics)
+    names = tuple(domains)
+    told = trained.warnings
+    return Matrix(clients, names, classes, samples, values, confusion, metrics, told)
 
 
 def domain_tests(trained: Trained) -> dict[str, AnySplit]:

@@ -53,6 +53,7 @@ def model_card(trained: Trained, facts: Facts, agreement: Facts, file: str, size
         local=method.local(found),
         verb=_VERB.get(trained.plan.task.targets, "Classify"),
         remarks=trained.plan.federation.remarks,
+        warnings=[w for w in trained.warnings if w not in trained.plan.federation.remarks],
         agreement=agreement,
         quoted=json.dumps(file, ensure_ascii=False),
     )

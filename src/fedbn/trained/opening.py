@@ -19,7 +19,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.task import Loss, Task
 from fedbn.data.python_data import Data
-from fedbn.errors import ConfigError, DamagedRun, unknown
+from fedbn.errors import ConfigError, DamagedRun, GivenInPython, unknown
 from fedbn.experiments.configuration import IN_PYTHON, held_experiment
 from fedbn.experiments.environment import facts_for, sketch
 from fedbn.experiments.jobs import Job, Key, method_of, named_jobs
@@ -29,6 +29,7 @@ from fedbn.experiments.schema import Experiment
 from fedbn.experiments.sources import given_federation, named_files, named_task
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder, without_checkpoints
+from fedbn.runs.messages import warnings_of_job
 from fedbn.runs.metrics import read
 from fedbn.tasks.making import GivenMetric, TaskChoice
 from fedbn.trained import local_parts
@@ -118,7 +119,8 @@ def open_run(
     state = _state(folder, job, plan, notes)
     records = tuple(Record(**record) for record in read(folder.job(*job.key) / "metrics.jsonl"))
     sites = local_parts.find(folder, *job.key)
-    return Trained(plan, state, records, folder.path, sites, loader, facts)
+    warnings = warnings_of_job(folder, job.key)
+    return Trained(plan, state, records, folder.path, sites, loader, facts, warnings)
 
 
 def _loader(
@@ -130,7 +132,7 @@ def _loader(
     def load() -> Federation:
         section = experiment.data
         if given is None and section.name == IN_PYTHON:
-            raise _in_python(f"{folder.path}: its data", "data", ", or name a data set with --data")
+            raise _in_python(f"{folder.path}: the run's data", "data")
         found = Planner(given).federation(experiment)
         if given is None:
             before = folder.read_environment().get("data", {})
@@ -151,10 +153,10 @@ def _changed(found: Federation, recorded: Mapping[str, Any]) -> list[str]:
     return [f"The data has changed since the run was begun: {some}"]
 
 
-def _in_python(what: str, argument: str, otherwise: str = "") -> ConfigError:
-    return ConfigError(
-        f"{what} was given in Python and is not on disk; open it with "
-        f"open_run(..., {argument}=...){otherwise}"
+def _in_python(what: str, argument: str, explanation: str = "") -> GivenInPython:
+    return GivenInPython(
+        f"{what} was given in Python and is not in the run folder",
+        f"in Python, fedbn.open_run(..., {argument}=...) takes it{explanation}",
     )
 
 

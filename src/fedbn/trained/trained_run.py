@@ -110,6 +110,7 @@ class Trained:
         adapted: Sites that never trained and were adapted since, by name.
         source: Loads the data, where `plan.federation` does not hold it.
         facts: What is known of a sample without the data; made from it unless given.
+        warnings: What the run warned of: all of it, or what concerns this job.
     """
 
     plan: Plan
@@ -119,6 +120,7 @@ class Trained:
     adapted: Mapping[str, Site] = field(default_factory=dict)
     source: Callable[[], Federation] | None = field(default=None, repr=False)
     facts: Mapping[str, Any] | None = field(default=None, repr=False)
+    warnings: tuple[str, ...] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
         what = f"{self.plan.method.name}, seed {self.plan.seed}, {self.state.round} rounds"
