@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
 from fedbn.report import page
 from fedbn.report.document import Beside, Table, html, markdown
+from fedbn.results.comparison import Side, compare
 from reporting import HOSTILE, contents, facts, records
 
 SECTIONS = ["results", "learning", "gain", "convergence", "shared", "sites", "confusion"]
@@ -76,8 +78,70 @@ def test_the_gain_of_every_client_is_in_points():
     """0.2 of FedBN over FedAvg, in every seed."""
     found = page([contents()]).chapters[0].sections[SECTIONS.index("gain")]
     numbers = found.parts[0].parts[1]
-    rows = [[cell.text for cell in row] for row in numbers.rows]
+    rows = [[cell.text for cell in row[:3]] for row in numbers.rows]
     assert rows == [[name, "+20.0", "0.0"] for name in ("a", "b", "mean of clients")]
+
+
+def noisy_records(seeds: int) -> list[dict[str, Any]]:
+    """FedBN 20 points ahead of FedAvg, by a little more or less in each seed."""
+    found = records(["a", "b"], seeds=range(seeds))
+    for one in found:
+        if one["method"] == "fedbn" and one["metric"] == "accuracy":
+            one["value"] += 0.004 * (one["seed"] % 3)
+    return found
+
+
+def test_two_seeds_decide_nothing_in_a_report() -> None:
+    text = shown(contents(records=noisy_records(2))).text
+    assert "not decided" in text
+    assert "+20.2 points in the mean of 2 seeds, which cannot decide" in text
+    assert "better for" not in text
+    assert "is where fedavg ends" not in text
+
+
+def test_a_report_judges_like_compare() -> None:
+    run = contents(records=noisy_records(5))
+    side = Side(run.path, run.records, run.config, run.environment)
+    pair = compare(side, side, ["fedavg", "fedbn"]).pairs[0]
+    mean = pair.lines[-1].test
+    text = shown(run).text
+    assert pair.lines[-1].verdict == "better"
+    assert f"95 % interval +{mean.low:.1f} to +{mean.high:.1f}; of 2 clients: 2 better" in text
+    numbers = page([run]).chapters[0].sections[SECTIONS.index("gain")].parts[0].parts[1]
+    rows = [[cell.text for cell in row] for row in numbers.rows]
+    own = pair.lines[0].test
+    assert rows[0][3:] == [f"+{own.low:.1f} to +{own.high:.1f}", "better"]
+
+
+def test_a_difference_that_seeds_do_not_show_is_called_not_significant() -> None:
+    found = records(["a", "b"], seeds=range(3))
+    for one in found:
+        if one["method"] == "fedbn" and one["metric"] == "accuracy":
+            one["value"] += 0.3 * (one["seed"] - 1)
+    assert "not statistically significant" in shown(contents(records=found)).text
+
+
+def test_splits_of_the_data_are_repetitions_in_a_report() -> None:
+    found = [
+        {**one, "setting": f"split_seed={split}", "value": one["value"] + 0.004 * split}
+        if one["method"] == "fedbn"
+        else {**one, "setting": f"split_seed={split}"}
+        for split in range(4)
+        for one in records(["a", "b"], seeds=[0])
+    ]
+    run = contents(records=found)
+    assert run.test is not None
+    assert run.test.axis == "split"
+    assert run.duel is not None
+    assert run.duel.mean is not None
+    assert run.duel.mean.mean == pytest.approx(run.test.lines[-1].test.difference)
+
+
+def test_a_report_states_test_sizes_that_differ_and_both_means() -> None:
+    facts_of_data = {"inputs": {"all settings": {"sizes": {"a": [80, 500], "b": [20, 3]}}}}
+    text = shown(contents(environment=facts_of_data)).text
+    assert "test samples: b 3, a 500" in text
+    assert "weighted mean" in text
 
 
 def test_bytes_are_counted_down_and_up_for_every_client_and_round():

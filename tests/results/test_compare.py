@@ -254,3 +254,48 @@ def test_json_holds_everything() -> None:
     found = json.loads(json.dumps(compare(side(a=[0.5]), side("B", a=[0.6])).to_dict()))
     line = found["pairs"][0]["lines"][0]
     assert (line["client"], line["verdict"], line["test"]["repetitions"]) == ("a", "too few", 1)
+
+
+def test_an_interval_of_two_seeds_ends_where_the_metric_does() -> None:
+    found = compare(side(a=[0.5, 0.6]), side("B", a=[0.9, 0.6]))
+    line = found.pairs[0].lines[0]
+    assert (line.test.low, line.test.high) == (-100, 100)
+    assert line.test.detectable is None
+    assert line.verdict == "too few"
+    said = "2 seeds cannot decide whether a difference is more than chance: at least 3 are needed"
+    assert said in explanation(found)
+    assert "1 seed cannot decide" in explanation(compare(side(a=[0.5]), side("B", a=[0.9])))
+    three = compare(side(a=[0.5, 0.6, 0.5]), side("B", a=[0.9, 0.6, 0.7]))
+    assert "cannot decide" not in explanation(three)
+
+
+def test_the_interval_of_a_metric_without_limits_is_not_cut() -> None:
+    task = {"task": {"metrics": [{"name": "mae", "higher": False, "unit": ""}]}}
+    sides = [
+        Side(name, [record(v, "a", seed=s, metric="mae") for s, v in enumerate(own)], {}, task)
+        for name, own in (("A", [500.0, 600.0]), ("B", [900.0, 600.0]))
+    ]
+    line = compare(*sides).pairs[0].lines[0]
+    assert line.test.high == pytest.approx(paired([400.0, 0.0]).high)
+
+
+SIZES = {"inputs": {"all settings": {"sizes": {"a": [80, 1000], "b": [20, 10]}}}}
+
+
+def test_both_means_are_compared_where_test_sizes_differ_by_more_than_ten() -> None:
+    scores = {"a": [0.5, 0.6, 0.4], "b": [0.7, 0.8, 0.6]}
+    runs = [Side(n, side(n, **scores).records, {}, SIZES) for n in "AB"]
+    found = compare(*runs)
+    lines = {line.client: line for line in found.pairs[0].lines}
+    assert list(lines) == ["a", "b", "mean", "weighted mean"]
+    assert lines["mean"].a == pytest.approx(60)
+    assert lines["weighted mean"].a == pytest.approx((1000 * 50 + 10 * 70) / 1010)
+    assert found.family == (2, 2)
+    assert any("test samples: b 10, a 1,000" in text for text in found.remarks)
+
+
+def test_even_test_sizes_need_one_mean() -> None:
+    sizes = {"inputs": {"all settings": {"sizes": {"a": [80, 100], "b": [20, 10]}}}}
+    run = Side("A", side(a=[0.5], b=[0.7]).records, {}, sizes)
+    assert not run.uneven
+    assert run.summary.columns == ("a", "b", "mean")

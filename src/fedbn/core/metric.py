@@ -52,6 +52,11 @@ class Metric:
         return "points" if self.unit == PERCENT else self.unit or self.words
 
     @property
+    def largest_difference(self) -> float | None:
+        """The largest difference that two shown values can have; None where it has no limit."""
+        return 100.0 if self.unit == PERCENT else None
+
+    @property
     def form(self) -> str:
         """How a shown value is written."""
         return ".1f" if self.unit == PERCENT else ".3g"

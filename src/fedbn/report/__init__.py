@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedbn.report import model_sections, result_sections
 from fedbn.report.contents import RunContents
 from fedbn.report.document import Chapter, Page
+from fedbn.results.aggregate import MEANS
 from fedbn.text import counted
 
 _MOST_WARNINGS = 20  # above the results; all of them are in the last section
@@ -45,7 +46,7 @@ def _chapter(run: RunContents, key: str, name: str) -> Chapter:
     said, summary = run.settings, run.summary
     data = said.get("data.path") or said.get("data.name") or "data"
     model = said.get("model.name") or "model"
-    clients = max(0, len(summary.columns) - 1)
+    clients = sum(name not in MEANS for name in summary.columns)
     counts = {"client": clients, "round": run.table.rounds, "seed": len(summary.seeds)}
     words = [str(data), str(model), *(counted(n, what) for what, n in counts.items())]
     return Chapter(key, name, " · ".join(words), sections, notes)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from markupsafe import Markup
 
@@ -224,28 +225,48 @@ def bar_name(name: str, y: float, **style: object) -> Markup:
     return svg.label(BAR_START - 8, y + ROW / 2 + 4, name, "end", most=15, **style)
 
 
-def gain_bars(duel: Duel, gains: Sequence[Gain], metric: Metric) -> Markup:
-    """Draw a bar a client: the mean over seeds, a whisker of one std, a dot a seed."""
+def gain_bars(
+    duel: Duel,
+    gains: Sequence[Gain],
+    metric: Metric,
+    intervals: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+) -> Markup:
+    """Draw one bar per client: the mean over seeds, a whisker for its interval, one dot per seed.
+
+    `intervals` has the ends of the 95 % interval by client, and of the mean as `mean of clients`.
+    """
     rows = [*gains, *([duel.mean] if duel.mean else [])]
     title = f"Gain of {duel.new} over {duel.old}"
     said = "; ".join(f"{g.client} {gain_said(g.mean, metric)}" for g in rows[:12])
-    drawn = [partial(_gain, gain, metric, gain is duel.mean) for gain in rows]
+    named = [intervals.get("mean of clients" if g is duel.mean else g.client) for g in rows]
+    pairs = zip(rows, named, strict=True)
+    drawn = [partial(_gain, gain, metric, gain is duel.mean, ends) for gain, ends in pairs]
     what = f"points of {metric.words}" if metric.unit == PERCENT else metric.title
-    values = [v for g in rows for v in (*g.by_seed.values(), g.mean - g.std, g.mean + g.std)]
+    values = [value for gain in rows for value in gain.by_seed.values()]
+    values += [end for ends in named for end in ends or ()]
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.06 * (high - low) or 1.0
     span = (low - room if low < 0 else 0.0), high + room
     return bars(f"{title}, {what}", f"{title}, in {what}: {said}", span, drawn, "+")
 
 
-def _gain(gain: Gain, metric: Metric, whole: bool, y: float, across: Scale) -> Markup:
+def _gain(
+    gain: Gain,
+    metric: Metric,
+    whole: bool,
+    interval: tuple[float, float] | None,
+    y: float,
+    across: Scale,
+) -> Markup:
     middle, zero, end = y + ROW / 2, across(0), across(gain.mean)
     colour = VERMILION if gain.mean >= 0 else BLUE
     box = {"x": min(zero, end), "width": max(abs(end - zero), 0.5), "y": y + 4, "rx": 2}
     look = {"fill": colour, "fill_opacity": 0.85 if whole else 0.5}
     bar = svg.tag("rect", height=ROW - 8, **box, **look)
-    ends = [across(gain.mean - gain.std), across(gain.mean + gain.std)]
-    whisker = svg.tag("line", x1=ends[0], x2=ends[1], y1=middle, y2=middle, stroke="currentColor")
+    whiskers = []
+    if interval is not None:
+        line = {"x1": across(interval[0]), "x2": across(interval[1]), "y1": middle, "y2": middle}
+        whiskers = [svg.tag("line", **line, stroke="currentColor")]
     dots = [
         svg.tag("circle", cx=across(v), cy=middle, r=2.2, fill="none", stroke="currentColor")
         for v in gain.by_seed.values()
@@ -254,7 +275,7 @@ def _gain(gain: Gain, metric: Metric, whole: bool, y: float, across: Scale) -> M
     style = {"class_": "strong"} if whole else {}
     told = [f"seed {s}: {gain_said(v, metric)}" for s, v in list(gain.by_seed.items())[:20]]
     tip = svg.tag("title", f"{name}: {gain_said(gain.mean, metric)} ({', '.join(told)})")
-    shown = [whisker, *dots] if len(gain.by_seed) > 1 else []
+    shown = [*whiskers, *dots] if len(gain.by_seed) > 1 else []
     return svg.tag("g", tip, bar_name(name, y, **style), bar, *shown)
 
 

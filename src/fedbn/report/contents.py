@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedbn.core.metric import PERCENT, Metric
 from fedbn.core.state import Entry
-from fedbn.results import aggregate
+from fedbn.errors import ConfigError
+from fedbn.results import aggregate, comparison
 from fedbn.text import points_said
 
 Array = NDArray[np.float64]
@@ -141,8 +143,29 @@ class RunContents(aggregate.RunFiles):
 
     @cached_property
     def duel(self) -> aggregate.Duel | None:
-        """FedBN against FedAvg."""
-        return aggregate.duel(self.table, self.summary, self.report)
+        """FedBN against FedAvg; splits of the data count as repetitions, like seeds."""
+        found = aggregate.duel(self.table, self.summary, self.report)
+        if found is None:
+            return None
+        labels = {row.key.label: row.key for row in self.summary.rows}
+        new, old = (comparison.without_splits(labels[name]) for name in (found.new, found.old))
+        if (new.label, old.label) == (found.new, found.old):
+            return found
+        return self._side.duel(new, old)
+
+    @cached_property
+    def _side(self) -> comparison.Side:
+        return comparison.Side(self.path, self.records, self.config, self.environment)
+
+    @cached_property
+    def test(self) -> comparison.Pair | None:
+        """The paired test of the two methods of `duel`, by the rules of `fedbn compare`."""
+        if self.duel is None:
+            return None
+        names = [self.duel.old, self.duel.new]
+        with suppress(ConfigError):  # they have no seed in common
+            return comparison.compare(self._side, self._side, names).pairs[0]
+        return None
 
 
 def gain_said(gain: float, metric: Metric) -> str:

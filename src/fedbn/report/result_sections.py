@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fedbn.core.metric import PERCENT
+from fedbn.core.metric import PERCENT, Metric
 from fedbn.report.charts import gain_bars, histogram, legend, looks, loss_axis, panel, score_axis
 from fedbn.report.contents import MOST_LABELS, RunContents, gain_said
 from fedbn.report.document import Beside, Figures, Part, Section, Text, Tile, Tiles, table
-from fedbn.results.aggregate import EQUAL, LOSS, LOSS_SEEN, MEAN, Duel, Gain, Summary, reached
-from fedbn.results.comparison import changes
+from fedbn.results.aggregate import (
+    EQUAL,
+    LOSS,
+    LOSS_SEEN,
+    MEAN,
+    MEANS,
+    Duel,
+    Gain,
+    Summary,
+    reached,
+)
+from fedbn.results.comparison import Line, Pair, changes
 from fedbn.results.result_table import Grid, Shown, condensed, grid_of, readable
 from fedbn.text import bytes_said, counted, spread
 
@@ -25,18 +35,50 @@ def glance(run: RunContents) -> list[Part]:
     if ranked:
         top = run.metric.best(row.cells[MEAN].mean for row in ranked)
         best = next(row for row in ranked if row.cells[MEAN].mean == top)
-        detail = f"best of {counted(len(ranked), 'method')}, mean of clients"
+        detail = f"highest mean of {counted(len(ranked), 'method')}, over clients"
+        if not run.metric.higher:
+            detail = detail.replace("highest", "lowest")
         value = f"{best.cells[MEAN]} {run.metric.unit}".rstrip()
         tiles.append(Tile(value, f"test {run.metric.words} of {best.key.label}", detail))
     fight = run.duel
-    if fight and fight.mean:
-        better = sum(gain.mean > EQUAL for gain in fight.gains)
-        detail = f"better for {better:,} of {counted(len(fight.gains), 'client')}"
-        gain = f"{gain_said(fight.mean.mean, run.metric)} {run.metric.points}"
-        tiles.append(Tile(gain, f"{fight.new} over {fight.old}", detail))
-        tiles += _speed(run, fight)
+    if fight and fight.mean and run.test:
+        tiles += _difference(run, fight, run.test)
     tiles += _kept(run, fight.new if fight else None)
     return [Tiles(tuple(tiles))] if tiles else []
+
+
+def _difference(run: RunContents, fight: Duel, pair: Pair) -> list[Tile]:
+    """The difference in the mean with its interval, or that the repetitions cannot decide it."""
+    line = next((line for line in pair.lines if line.client == MEAN), None)
+    if line is None or fight.mean is None:
+        return []
+    label = f"{fight.new} over {fight.old}"
+    gain = f"{gain_said(fight.mean.mean, run.metric)} {run.metric.points}"
+    if line.verdict == "same":
+        return [Tile("no difference", label, "equal in every repetition")]
+    if line.verdict == "too few":
+        count = counted(line.test.repetitions, pair.axis)
+        detail = f"{gain} in the mean of {count}, which cannot decide"
+        return [Tile("not decided", label, detail)]
+    interval = interval_said(line, run.metric)
+    if line.verdict == "not shown":
+        return [Tile(gain, label, f"95 % interval {interval}: not statistically significant")]
+    own = [one.verdict for one in pair.lines if one.client not in MEANS]
+    kinds = [f"{own.count(word):,} {word}" for word in ("better", "worse") if word in own]
+    undecided = len(own) - own.count("better") - own.count("worse")
+    kinds += [f"{undecided:,} undecided"] if undecided else []
+    detail = f"95 % interval {interval}; of {counted(len(own), 'client')}: {', '.join(kinds)}"
+    speed = _speed(run, fight) if line.verdict == "better" else []
+    return [Tile(gain, label, detail), *speed]
+
+
+def interval_said(line: Line, metric: Metric) -> str:
+    """Write the interval of a line as gains, where more is better; a dash where there is none."""
+    low, high = line.test.low, line.test.high
+    if low is None or high is None:
+        return "–"
+    ends = sorted(metric.gain(end, 0.0) for end in (low, high))
+    return " to ".join(gain_said(end, metric) for end in ends)
 
 
 def _speed(run: RunContents, fight: Duel) -> list[Tile]:
@@ -72,7 +114,10 @@ def results(run: RunContents) -> Section:
         return Section("results", "Results", "", (remark,))
     unit = {PERCENT: " in per cent", "": ""}.get(summary.metric.unit, f" in {summary.metric.unit}")
     way = "" if summary.metric.higher else " (lower is better)"
-    lead = f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best is marked."
+    lead = (
+        f"Test {summary.metric.words}{unit}{way} at {when}, {over} {seeds}. The best mean of each "
+        "column is marked; the mark is no statistical test."
+    )
     parts = [*glance(run), *_spread(run), *_tables(summary), *map(Text, summary.remarks)]
     return Section("results", "Results", lead, tuple(parts))
 
@@ -80,7 +125,7 @@ def results(run: RunContents) -> Section:
 def _spread(run: RunContents) -> list[Part]:
     """How many clients' scores are spread, drawn."""
     values = {
-        row.key.label: [cell.mean for name, cell in row.cells.items() if name != MEAN]
+        row.key.label: [cell.mean for name, cell in row.cells.items() if name not in MEANS]
         for row in run.rows
     }
     if len(run.summary.columns) <= _MOST_ROWS or not all(values.values()):
@@ -93,11 +138,12 @@ def _tables(summary: Summary) -> list[Part]:
     head = f"Test {summary.metric.title}"
     if len(summary.columns) <= _MOST_COLUMNS:
         return [_table(head, "method", grid_of(summary))]
-    names = (MEAN, *(name for name in summary.columns if name != MEAN))
+    clients = tuple(name for name in summary.columns if name not in MEANS)
+    names = (*(name for name in MEANS if name in summary.columns), *clients)
     every = grid_of(replace(summary, columns=names)).turned
     if len(names) <= _MOST_ROWS:
         return [_table(head, "client", every)]
-    whole = _table(f"{head}: all {len(names) - 1:,} clients", "client", every, folded=True)
+    whole = _table(f"{head}: all {len(clients):,} clients", "client", every, folded=True)
     return [_table(head, "", readable(condensed(summary), 0)), whole]
 
 
@@ -132,6 +178,22 @@ def learning(run: RunContents) -> Section:
     return Section("learning", "Learning curves", lead, tuple(parts) or (_UNSCORED,))
 
 
+_MEAN_NAME = "mean of clients"
+_VERDICTS = {"not shown": "not significant", "too few": "not decided"}
+
+
+def intervals_of(lines: Iterable[Line], metric: Metric) -> dict[str, tuple[float, float]]:
+    """Return the interval of each client's gain, where its repetitions can decide something."""
+    found = {}
+    for line in lines:
+        low, high = line.test.low, line.test.high
+        if low is None or high is None or line.verdict == "too few":
+            continue
+        first, last = sorted(metric.gain(end, 0.0) for end in (low, high))
+        found[_MEAN_NAME if line.client == MEAN else line.client] = first, last
+    return found
+
+
 def gains(run: RunContents) -> Section:
     """What each client gains by FedBN."""
     fight = run.duel
@@ -144,16 +206,30 @@ def gains(run: RunContents) -> Section:
         kept = [*kept[:half], *kept[-half:]]
     seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
     metric = run.metric
+    lines = {line.client: line for line in run.test.lines} if run.test else {}
+    intervals = intervals_of(lines.values(), metric)
     first, second = (fight.new, fight.old) if metric.higher else (fight.old, fight.new)
     words = metric.words
     lead = f"{words.capitalize()} with {first} minus {words} with {second}, client by client."
     if seeds > 1:
-        lead += " A circle is one seed, the line ± one standard deviation over seeds."
-    every = [*kept, *([Gain("mean of clients", fight.mean.by_seed)] if fight.mean else [])]
+        lead += " A circle is one seed."
+    if intervals:
+        lead += " The line is the 95 % interval, which holds for all clients at once."
+    if run.test and any(line.verdict == "too few" for line in lines.values()):
+        few = counted(min(line.test.repetitions for line in lines.values()), run.test.axis)
+        lead += f" {few} cannot decide whether a difference is more than chance."
+    every = [*kept, *([Gain(_MEAN_NAME, fight.mean.by_seed)] if fight.mean else [])]
     stds = [f"{g.std:{metric.form}}" if len(g.by_seed) > 1 else "–" for g in every]
-    rows = [[g.client, gain_said(g.mean, metric), s] for g, s in zip(every, stds, strict=True)]
-    numbers = table("In numbers", ["client", f"gain, {metric.points}", "std"], rows)
-    parts: list[Part] = [Beside((Figures((gain_bars(fight, kept, metric),)), numbers))]
+    rows = []
+    for gain, std in zip(every, stds, strict=True):
+        line = lines.get(MEAN if gain.client == _MEAN_NAME else gain.client)
+        interval = interval_said(line, metric) if gain.client in intervals and line else "–"
+        told = _VERDICTS.get(line.verdict, line.verdict) if line else "–"
+        rows.append([gain.client, gain_said(gain.mean, metric), std, interval, told])
+    header = ["client", f"gain, {metric.points}", "std", "95 % interval", "result"]
+    numbers = table("In numbers", header, rows)
+    drawn = Figures((gain_bars(fight, kept, metric, intervals),))
+    parts: list[Part] = [Beside((drawn, numbers))]
     if len(kept) < len(fight.gains):
         text = f"Of {len(fight.gains):,} clients, the {half} that gain least and the {half} most."
         parts.append(Text(text))

@@ -20,6 +20,10 @@ from fedbn.text import flat, listed
 Records = Sequence[Mapping[str, Any]]
 Report = Literal["last", "best"]
 MEAN = "mean"
+WEIGHTED = "weighted mean"  # every test sample counts as much; in `mean` every client does
+MEANS = (MEAN, WEIGHTED)
+_UNEVEN = 10  # from which ratio of test sizes on a table states them
+_SIZES = 12  # clients whose numbers of test samples are all stated
 _POOLED = "all"  # the client that holds everybody's data
 
 
@@ -347,6 +351,26 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
     return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks), table.metric)
 
 
+def weighted_by_size(scores: Scores, sizes: Mapping[str, int]) -> dict[int, float]:
+    """Return, by seed, the mean over clients weighted by their numbers of test samples.
+
+    Seeds in which a client has no score are left out, as in the plain mean.
+
+    Examples:
+        >>> weighted_by_size({"a": {0: 90.0}, "b": {0: 50.0}}, {"a": 30, "b": 10})
+        {0: 80.0}
+    """
+    columns = [name for name in scores if name not in MEANS]
+    if not columns or not {*columns} <= sizes.keys():
+        return {}
+    total = sum(sizes[name] for name in columns)
+    return {
+        seed: sum(sizes[name] * scores[name][seed] for name in columns) / total
+        for seed in scores.get(MEAN, ())
+        if all(seed in scores[name] for name in columns)
+    }
+
+
 def lacking(table: ScoreTable, report: Report) -> list[str]:
     """Say which scores are no numbers, and so are in no mean: of a model that diverged, mostly."""
     found: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -430,10 +454,57 @@ class RunFiles:
         return ScoreTable.of(self.records, self.metric)
 
     @cached_property
+    def test_sizes(self) -> dict[str, int]:
+        """The number of test samples of each column, as far as the run recorded it."""
+        inputs = self.environment.get("inputs") or {}
+        known = (facts["sizes"] for facts in inputs.values() if facts.get("sizes"))
+        sizes: Mapping[str, tuple[int, int]] = next(known, {})
+        return {name: sizes[name][1] for name in self.table.columns if name in sizes}
+
+    @property
+    def uneven(self) -> bool:
+        """True if the numbers of test samples of clients differ by more than a factor of ten."""
+        sizes = self.test_sizes
+        known = sizes.keys() >= {*self.table.columns}
+        return bool(sizes) and known and max(sizes.values()) > _UNEVEN * min(sizes.values())
+
+    @cached_property
+    def scores(self) -> dict[Key, Scores]:
+        """The metric on test data by method and setting; with the weighted mean where `uneven`."""
+        found = self.table.scores(self.report)
+        if not self.uneven:
+            return found
+        return {
+            key: {**own, WEIGHTED: weighted} if weighted else own
+            for key, own in found.items()
+            for weighted in [weighted_by_size(own, self.test_sizes)]
+        }
+
+    @cached_property
     def summary(self) -> Summary:
         """The table of results."""
         choose = isinstance(self.settings.get("method.mu"), list)
-        return summarize(self.table, self.report, choose_setting=choose)
+        found = summarize(self.table, self.report, choose_setting=choose)
+        if not self.uneven:
+            return found
+        form = self.metric.form
+        rows = []
+        for row in found.rows:
+            values = self.scores[row.key].get(WEIGHTED, {}).values()
+            cells = {WEIGHTED: Cell.of(values, form)} if values else {}
+            rows.append(replace(row, cells={**row.cells, **cells}))
+        columns, remarks = (*found.columns, WEIGHTED), (*found.remarks, self._sizes_told())
+        return replace(found, columns=columns, rows=tuple(rows), remarks=remarks)
+
+    def _sizes_told(self) -> str:
+        ordered = sorted(self.test_sizes.items(), key=lambda item: item[1])
+        ends = ordered if len(ordered) <= _SIZES else [*ordered[:3], *ordered[-3:]]
+        sizes = ", ".join(f"{name} {size:,}" for name, size in ends)
+        some = "" if ends is ordered else f" (the smallest and the largest of {len(ordered):,})"
+        return (
+            f"test samples: {sizes}{some}; in {MEAN!r} every client counts as much, in "
+            f"{WEIGHTED!r} every sample"
+        )
 
 
 @dataclass(frozen=True)

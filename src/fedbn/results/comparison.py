@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.errors import ConfigError, unknown
 from fedbn.results import display_name
-from fedbn.results.aggregate import MEAN, Key, RunFiles
-from fedbn.results.paired_tests import LEVEL, Paired, half_width, paired
+from fedbn.results.aggregate import MEAN, MEANS, Duel, Key, RunFiles, gains
+from fedbn.results.paired_tests import FEWEST, LEVEL, Paired, half_width, paired
 from fedbn.results.result_table import MOST
 from fedbn.text import counted, flat, harmless, listed, table
 
@@ -79,18 +79,33 @@ Repeated = dict[str, dict[Repetition, float]]
 """By column, `mean` among them: a value a repetition."""
 
 
+def _splits(key: Key) -> list[str]:
+    """Return the parts of a setting's name that only say which split of the data it is."""
+    return [part for part in key.setting.split(",") if part.partition("=")[0] in _SPLITS]
+
+
+def without_splits(key: Key) -> Key:
+    """Return a method's key in all splits of the data, which are repetitions and no settings.
+
+    Examples:
+        >>> without_splits(Key("fedbn", "percent=10,split_seed=3"))
+        Key(method='fedbn', setting='percent=10')
+    """
+    splits = _splits(key)
+    parts = [part for part in key.setting.split(",") if part not in splits]
+    return key._replace(setting=",".join(parts) or "default")
+
+
 class Side(RunFiles):
     """A run to compare: its scores by repetition."""
 
     @cached_property
-    def scores(self) -> dict[Key, Repeated]:
+    def repeated(self) -> dict[Key, Repeated]:
         """Of each method and setting; splits of the data are repetitions, and no settings."""
-        known, found = self.table.scores(self.report), dict[Key, Repeated]()
+        known, found = self.scores, dict[Key, Repeated]()
         for row in self.summary.rows:
-            parts = row.key.setting.split(",")
-            splits = [part for part in parts if part.partition("=")[0] in _SPLITS]
-            setting = ",".join(part for part in parts if part not in splits) or "default"
-            own = found.setdefault(Key(row.key.method, setting), {})
+            splits = _splits(row.key)
+            own = found.setdefault(without_splits(row.key), {})
             for column, seeds in known[row.key].items():
                 values = own.setdefault(column, {})
                 values |= {Repetition(",".join(splits), seed): v for seed, v in seeds.items()}
@@ -98,6 +113,20 @@ class Side(RunFiles):
         if not found:
             raise ConfigError(f"{self.path}: no test {self.metric.words} yet; nothing to compare")
         return found
+
+    def duel(self, new: Key, old: Key) -> Duel | None:
+        """Return what a method gains over another in every repetition."""
+        numbers: dict[Repetition, int] = {}
+        first, second = (
+            {
+                column: {numbers.setdefault(one, len(numbers)): v for one, v in values.items()}
+                for column, values in self.repeated[key].items()
+            }
+            for key in (new, old)
+        )
+        known = gains(first, second, metric=self.metric)
+        own = tuple(gain for name, gain in known.items() if name not in MEANS)
+        return Duel(new.label, old.label, own, known.get(MEAN)) if own else None
 
     def overlap(self, client: str) -> float:
         """Test samples by training samples, of a client or of all: how far splits overlap."""
@@ -167,7 +196,7 @@ class _Match:
 
     def gaps(self, column: str) -> dict[str, list[tuple[float, float]]]:
         """Both values of every repetition; those of one split lie together."""
-        first, second = self.a.scores[self.key_a][column], self.b.scores[self.key_b][column]
+        first, second = self.a.repeated[self.key_a][column], self.b.repeated[self.key_b][column]
         found: dict[str, list[tuple[float, float]]] = {}
         for one in (one for one in first if one in second):
             found.setdefault(one.split or str(one.seed), []).append((first[one], second[one]))
@@ -176,8 +205,8 @@ class _Match:
     @cached_property
     def columns(self) -> list[str]:
         """The clients, then the mean, that have a repetition on both sides."""
-        own, other = self.a.scores[self.key_a], self.b.scores[self.key_b]
-        if not {column for column in own if column in other} - {MEAN}:
+        own, other = self.a.repeated[self.key_a], self.b.repeated[self.key_b]
+        if not {column for column in own if column in other} - {*MEANS}:
             raise ConfigError(f"no client in common: {_both(self.a, self.b, own, other)}")
         found = [column for column in own if column in other and self.gaps(column)]
         if not found:
@@ -197,8 +226,8 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
         titles = f"{a.path} is judged by {a.metric.title}, {b.path} by {b.metric.title}"
         raise ConfigError(f"{titles}: nothing to compare")
     found = _within(a, methods) if a is b else _between(a, b, methods)
-    clients = sum(len(set(match.columns) - {MEAN}) for match in found)
-    family = clients, len(found)
+    means = sum(column in MEANS for match in found for column in match.columns)
+    family = sum(len(match.columns) for match in found) - means, means
     pairs = [_pair(match, family) for match in found]
     return Comparison(
         a=a.path,
@@ -221,7 +250,7 @@ def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
     """Every pair of methods in one setting, and of rows that were named with their settings."""
     if len(set(methods)) == 1:
         raise ConfigError("one run: name two of its methods, as --methods fedavg,fedbn, or none")
-    keys = [key for name in methods for key in _keys(side, name)] or list(side.scores)
+    keys = [key for name in methods for key in _keys(side, name)] or list(side.repeated)
     pairs = itertools.combinations(dict.fromkeys(keys), 2)
     found = [
         _Match(side, side, x, y)
@@ -261,15 +290,15 @@ def _meet(x: Key, y: Key, beside_x: Iterable[Key], beside_y: Iterable[Key]) -> b
 
 def _keys(side: Side, name: str | None) -> list[Key]:
     """The rows of a run: all, or those of a method, or the one of a method and setting."""
-    found = [key for key in side.scores if name in (None, key.method, key.label)]
+    found = [key for key in side.repeated if name in (None, key.method, key.label)]
     if not found:
-        known = [key.label for key in side.scores]
+        known = [key.label for key in side.repeated]
         raise ConfigError(f"{side.path}: {unknown('method', str(name), known)}")
     return found
 
 
 def _pair(match: _Match, family: tuple[int, int]) -> Pair:
-    scores, lines = match.a.scores[match.key_a], []
+    scores, lines = match.a.repeated[match.key_a], []
     splits = any(one.split for own in scores.values() for one in own)
     for column in match.columns:
         # Of a split that has several seeds, their mean: they saw the same test samples.
@@ -278,7 +307,8 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
             for values in match.gaps(column).values()
         ]
         overlap = match.a.overlap(column) if splits else 0.0
-        test = paired([y - x for x, y in both], family[column == MEAN], overlap)
+        test = paired([y - x for x, y in both], family[column in MEANS], overlap)
+        test = _possible(test, match.a.metric)
         a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
         turned = {} if match.a.metric.higher else {"better": "worse", "worse": "better"}
         lines.append(Line(column, a, b, test, turned.get(test.verdict, test.verdict)))
@@ -286,6 +316,17 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
     repetitions = tuple(dict.fromkeys(itertools.chain.from_iterable(most_first)))
     axis = "split" if splits else "seed"
     return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
+
+
+def _possible(test: Paired, metric: Metric) -> Paired:
+    """Cut an interval to the differences that the metric can have at all."""
+    if (most := metric.largest_difference) is None or test.low is None or test.high is None:
+        return test
+    detectable = test.detectable
+    if detectable is not None and detectable > most:
+        detectable = None
+    low, high = max(test.low, -most), min(test.high, most)
+    return replace(test, low=low, high=high, detectable=detectable)
 
 
 def _remarks(a: Side, b: Side) -> Iterator[str]:
@@ -335,7 +376,7 @@ def with_ends_only(found: Comparison) -> Comparison:
     """Of many clients, those that lose most and those that gain most, the mean, and how many."""
     pairs, remarks = [], list(found.remarks)
     for pair in found.pairs:
-        own = [line for line in pair.lines if line.client != MEAN]
+        own = [line for line in pair.lines if line.client not in MEANS]
         if len(own) > MOST:
             ordered = sorted(own, key=lambda line: line.test.difference)
             kept = (*ordered[:_ENDS], *ordered[-_ENDS:], *pair.lines[len(own) :])
@@ -385,6 +426,13 @@ def explanation(found: Comparison) -> str:
     parts.append(f"intervals and p hold for {held} {counted(means, 'mean')} (Bonferroni)")
     parts.append("better and worse: the interval leaves 0 out")
     parts.append("detectable: the difference that so many show in four of five cases")
+    if count < FEWEST:
+        alike = count == max(line.test.repetitions for _, line in lines)
+        few = counted(count, axis) if alike else f"fewer than {counted(FEWEST, axis)}"
+        parts.append(
+            f"{few} cannot decide whether a difference is more than chance: at least {FEWEST} "
+            "are needed"
+        )
     if count > 1:
         wide = [half_width(count, family) for family in (clients, means)]
         parts.append(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedbn.results import display_name
-from fedbn.results.aggregate import EQUAL, MEAN, Cell, Row, Summary
+from fedbn.results.aggregate import EQUAL, MEANS, Cell, Row, Summary
 from fedbn.text import csv_text, short, shown, table
 
 MOST = 12
@@ -76,7 +76,7 @@ def condensed(summary: Summary) -> Summary:
     The worst decile is the mean of the worst tenth of the clients, each by its mean over seeds; the
     five worst are those with the worst mean over methods.
     """
-    clients = [name for name in summary.columns if name != MEAN]
+    clients = [name for name in summary.columns if name not in MEANS]
     if len(clients) <= MOST:
         return summary
     higher = summary.metric.higher
@@ -91,14 +91,15 @@ def condensed(summary: Summary) -> Summary:
         f"{len(clients):,} clients; worst decile: the mean of the worst tenth; then the {_WORST} "
         "worst by name (--clients all: every one)"
     )
-    columns = (MEAN, *_SPREAD, *worst)
+    means = [name for name in MEANS if name in summary.columns]
+    columns = (*means, *_SPREAD, *worst)
     return replace(summary, columns=columns, rows=rows, remarks=(*summary.remarks, remark))
 
 
 def _spread(
     row: Row, clients: Sequence[str], higher: bool, worst: Sequence[str]
 ) -> dict[str, Cell]:
-    kept = {name: row.cells[name] for name in (MEAN, *worst) if name in row.cells}
+    kept = {name: row.cells[name] for name in (*MEANS, *worst) if name in row.cells}
     values = sorted((row.cells[c].mean for c in clients if c in row.cells), reverse=not higher)
     if not values:
         return kept
@@ -112,7 +113,8 @@ def _spread(
 def readable(summary: Summary, width: int, named: bool = False) -> Grid:
     """Lay a summary out for a line of so many signs: clients as columns where few, and they fit."""
     grid = grid_of(summary, named)
-    many = len(summary.columns) - 1 > MOST or _SPREAD[0] in summary.columns
+    clients = sum(name not in MEANS for name in summary.columns)
+    many = clients > MOST or _SPREAD[0] in summary.columns
     return grid.turned if many or grid.width > width else grid
 
 
