@@ -75,6 +75,14 @@ Log = Annotated[
     ),
 ]
 
+WithSamples = Annotated[
+    bool,
+    typer.Option(
+        "--with-samples",
+        help="Show pictures of samples of your own data, too; they may show persons.",
+    ),
+]
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 
 Form = Literal["text", "latex", "csv", "markdown"]  # how a table of results is written

@@ -23,7 +23,7 @@ from fedbn.data.benchmarks import PicturesInfo
 from fedbn.data.checks import examine, examine_benchmark, examine_path, stopped
 from fedbn.data.storage import data_root
 from fedbn.data.survey import survey
-from fedbn.datasets import info_of, own_files
+from fedbn.datasets import PUBLIC_PICTURES, info_of, own_files
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments import configuration
 from fedbn.experiments.schema import DataSection
@@ -52,7 +52,7 @@ _CHECK = console.examples(
 _SHOW = console.examples(
     "fedbn data show digits_mini                  draws data-digits_mini.png",
     "fedbn data show digits --set percent=1 --out digits.svg",
-    "fedbn data show my_pictures/ --set size=64",
+    "fedbn data show my_pictures/ --set size=64 --with-samples",
     "fedbn data show patients.csv --set label=outcome --set site=hospital --json",
 )
 
@@ -128,12 +128,14 @@ def show(
         typer.Option(metavar="FILE", help="The picture, .png or .svg; data-NAME.png unless given."),
     ] = None,
     set_: Options = None,
+    with_samples: console.WithSamples = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON; draw only where --out is given.")
     ] = False,
 ) -> None:
-    """Draw examples and histograms of every client; print counts and distances.
+    """Draw histograms and examples of every client; print counts and distances.
 
+    Examples of your own pictures are drawn only with --with-samples.
     Skew is the part of a client's labels that differs from all clients' shares.
     Distance 0 means alike; 1, as far apart as samples are from the mean of all.
     The diagonal compares two halves of one client: what chance alone gives.
@@ -143,8 +145,11 @@ def show(
     section = section_of(data, set_)
     say(*filter(None, data_name(section)[1:]))
     federation = load_federation(section)
-    found = survey(federation)
+    drawn = with_samples or data_name(section)[0] in PUBLIC_PICTURES
+    found = survey(federation, examples=10 if drawn else 0)
     if out or not json:
+        if not drawn and len(federation.input_shape) == 3:
+            say("pictures of samples are left out, as they may show persons: --with-samples")
         file = out or Path("data-" + re.sub(r"[^\w.-]+", "_", federation.name) + ".png")
         try:
             draw_data(found, file)

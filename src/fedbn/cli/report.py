@@ -57,19 +57,24 @@ def report(
     method: console.Method = None,
     seed: console.Seed = None,
     setting: console.Setting = None,
+    with_samples: console.WithSamples = False,
     trust: console.Trust = None,
 ) -> None:
     """Write a report that needs nothing beside itself: results, curves, what is shared, examples.
 
     Method, seed and setting say whose models it looks into; the tables have all.
 
-    What a run does not have (not finished, its data gone) is left out, and said.
+    Pictures of your own data are left out, as they may show persons: --with-samples
+    shows them. What a run does not have (not finished, its data gone) is left out, and said.
     """
     by_end = {end: one for one, end in _ENDS.items()}
     chosen = form or by_end.get(out.suffix.lower() if out else "", "html")
     file = out or runs[0] / f"report{_ENDS[chosen]}"
     check_out(file if file.parent.exists() else None)  # before minutes of work
-    found = [gather(path, method=method, seed=seed, setting=setting) for path in runs]
+    found = [
+        gather(path, method=method, seed=seed, setting=setting, with_samples=with_samples)
+        for path in runs
+    ]
     content, left_out = _made(found, chosen)
     with explained(file, ConfigError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -125,7 +125,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
     draws = {c.name: generator(0, "view", client=c.name) for c in clients}
     orders = {c.name: torch.randperm(len(c.train), generator=draws[c.name]) for c in clients}
     values = [c.train.raw(orders[c.name][:samples])[0].cpu() for c in clients]
-    pictures = len(federation.input_shape) == 3
+    drawn = len(federation.input_shape) == 3 and examples > 0
     edges = _edges(values)
     train = [_counts(client.train, federation) for client in clients]
     return {
@@ -143,7 +143,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
         "distances": client_distances(clients),
         "edges": edges.tolist(),
         "histograms": [_histograms(x, edges) for x in values],
-        "examples": [_examples(c, orders[c.name], examples) for c in clients] if pictures else [],
+        "examples": [_examples(c, orders[c.name], examples) for c in clients] if drawn else [],
     }
 
 

@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 # Not for choosing: what the configuration of a joining run names, and that of a site's run.
 ELSEWHERE = {"joined": "fedbn.trained.joining", "at_site": "fedbn.experiments.sources"}
 
+# Public data sets of pictures. Pictures of any other data may show patients, so figures and reports
+# show them only if somebody asks for it.
+PUBLIC_PICTURES = frozenset(
+    {
+        "digits",
+        "digits_mini",
+        "domainnet",
+        "morpho_mnist",
+        "office_caltech10",
+        "shifted_digits",
+        "synth_digits",
+    }
+)
+
 
 def info_of(name: str) -> Info:
     """The facts about a registered data set."""

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedbn.data.survey import survey
+from fedbn.datasets import PUBLIC_PICTURES
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.sources import load_federation
+from fedbn.experiments.sources import data_name, load_federation
 from fedbn.paper import trained_items
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
 from fedbn.paper.numbers import trained_study
@@ -127,8 +128,10 @@ def data_view(request: Request) -> Outcome:
     # Without changes, quick is no other than the paper's scale.
     said = [request.label] if request.changes else []
     tables, figures, remarks = [], [], []
-    for federation in [load_federation(section) for section in sections]:
-        found = survey(federation, options["samples"], options["examples"])
+    for section in sections:
+        federation = load_federation(section)
+        public = data_name(section)[0] in PUBLIC_PICTURES
+        found = survey(federation, options["samples"], options["examples"] if public else 0)
         remarks += found["remarks"]
         shown = {**found, "remarks": [*found["remarks"], *said]}
         stem = f"{request.name}-{found['name']}"

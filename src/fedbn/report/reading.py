@@ -15,6 +15,7 @@ from fedbn.core.federation import AnySplit, Targets
 from fedbn.core.randomness import generator
 from fedbn.core.state import State, entries, is_batchnorm
 from fedbn.data.survey import drawable
+from fedbn.datasets import PUBLIC_PICTURES
 from fedbn.errors import (
     ConfigError,
     DamagedRun,
@@ -30,7 +31,7 @@ from fedbn.results.aggregate import Key
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder
 from fedbn.runs.messages import RunWarning, grouped, read_warnings
-from fedbn.text import listed, spread
+from fedbn.text import flat, listed, spread
 from fedbn.trained.evaluation import Outcomes, outcomes_of
 from fedbn.trained.opening import jobs_of, open_run
 from fedbn.trained.trained_run import Trained
@@ -39,13 +40,13 @@ _MOST_MEASURED, _MOST_SCORED = 64, 12
 _DRAWN, _MISTAKES = 8, 4
 
 
-def collect(trained: Trained) -> tuple[contents.Facts, dict[str, str]]:
+def collect(trained: Trained, with_samples: bool) -> tuple[contents.Facts, dict[str, str]]:
     """Collect what a report shows of one job; and why, of each part that is not among it."""
     plan, missing = trained.plan, dict[str, str]()
     layers = _layers(trained)
     if not layers:
         missing["statistics"] = _why_no_layers(trained)
-    confusions, galleries = _scored(trained, missing)
+    confusions, galleries = _scored(trained, missing, with_samples)
     every = entries(plan.initial_model)
     shared = set(plan.method.shared(every))
     found = contents.Facts(
@@ -98,7 +99,7 @@ def _why_no_layers(trained: Trained) -> str:
 
 
 def _scored(
-    trained: Trained, missing: dict[str, str]
+    trained: Trained, missing: dict[str, str], with_samples: bool
 ) -> tuple[tuple[contents.Confusion, ...], tuple[contents.Gallery, ...]]:
     """Run each client's model over its own test data."""
     confusions, galleries, domains = [], [], set[str]()
@@ -114,7 +115,7 @@ def _scored(
         for client, domain, test in spread(tests, _MOST_SCORED):
             made = outcomes_of(trained, client.name, test)
             confusions.append(contents.Confusion(client.name, domain, made.confusion))
-            if pictures and domain not in domains:
+            if pictures and with_samples and domain not in domains:
                 domains.add(domain)
                 drawn, mistakes = _examples(client.name, test, made, classes)
                 galleries.append(contents.Gallery(client.name, domain, drawn, mistakes))
@@ -124,6 +125,8 @@ def _scored(
         return (), ()
     if not pictures:
         missing["examples"] = "the samples are no pictures"
+    elif not with_samples:
+        missing["examples"] = "pictures of your own data may show persons (--with-samples)"
     return tuple(confusions), tuple(galleries)
 
 
@@ -145,9 +148,23 @@ def _examples(
 
 
 def gather(
-    path: Path, *, method: str | None = None, seed: int | None = None, setting: str | None = None
+    path: Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    setting: str | None = None,
+    with_samples: bool = False,
 ) -> RunContents:
-    """Read a run folder for a report; method, seed and setting say whose models to look into."""
+    """Read a run folder for a report.
+
+    Args:
+        path: The run folder.
+        method: The method whose models are looked into.
+        seed: Their seed.
+        setting: Their setting.
+        with_samples: Collect pictures of samples of private data, too. Those of our public data
+            sets always are.
+    """
     folder = RunFolder(path)
     config = folder.read_request()
     notes: list[str] = []
@@ -163,7 +180,8 @@ def gather(
     except FedbnError as error:
         notes.append(_why(error))
         environment = {}
-    facts, missing = _facts(folder, choice, notes)
+    drawn = with_samples or has_public_pictures(config)
+    facts, missing = _facts(folder, choice, notes, drawn)
     exchanges = _exchanges(folder, records)
     if not exchanges:
         missing["exchange"] = "no whole checkpoint tells what was shared"
@@ -179,6 +197,16 @@ def gather(
         warnings=grouped(_warnings(folder, notes)),
         name=path.resolve().name,
     )
+
+
+def has_public_pictures(config: Mapping[str, Any]) -> bool:
+    """True if all data of a run, swept values included, is a public data set of this package."""
+    settings = dict(flat(config))
+    named = [settings.get(f"{above}data.name") for above in ("", "sweep.")]
+    paths = [settings.get(f"{above}data.path") for above in ("", "sweep.")]
+    names = [one for value in named for one in (value if isinstance(value, list) else [value])]
+    known = [one for one in names if one is not None]
+    return not any(paths) and all(one in PUBLIC_PICTURES for one in known)
 
 
 def _records(folder: RunFolder, notes: list[str]) -> list[dict[str, Any]]:
@@ -225,10 +253,10 @@ def _unfinished(folder: RunFolder) -> list[str]:
 
 
 def _facts(
-    folder: RunFolder, choice: Mapping[str, Any], notes: list[str]
+    folder: RunFolder, choice: Mapping[str, Any], notes: list[str], with_samples: bool
 ) -> tuple[contents.Facts | None, dict[str, str]]:
     try:
-        return collect(open_run(folder.path, **choice, notes=notes.append))
+        return collect(open_run(folder.path, **choice, notes=notes.append), with_samples)
     except Exception as error:
         return None, dict.fromkeys(("statistics", "confusions", "examples"), _why(error))
 

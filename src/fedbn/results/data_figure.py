@@ -80,9 +80,10 @@ def _draw_clients(figure: SubFigure, survey: Mapping[str, Any]) -> None:
         grid[row, 0].set_ylabel(plain(short(name)), rotation=0, ha="right", va="center")
     if pictures:
         headed(grid[0, 0], "a  Examples")
-    headed(grid[0, -1], "b  Pixel values" if pictures else "a  Values")
+    values = "Pixel values" if len(survey["shape"]) == 3 else "Values"
+    headed(grid[0, -1], f"{'b' if pictures else 'a'}  {values}")
     grid[-1, -1].set_xlabel(f"value, in up to {survey['samples']} samples\n(cube-root scale)")
-    _legend(figure, survey["histograms"])
+    _legend(figure, survey["histograms"], right=0.62 if pictures else 0.99)
 
 
 def _draw_examples(axes: Axes, examples: Any, columns: int) -> None:
@@ -113,7 +114,7 @@ def _draw_histogram(axes: Axes, survey: Mapping[str, Any], row: int, *, last: bo
         axes.set_xticklabels([])
 
 
-def _legend(figure: SubFigure, histograms: Sequence[Mapping[str, Any]]) -> None:
+def _legend(figure: SubFigure, histograms: Sequence[Mapping[str, Any]], right: float) -> None:
     names = [name for name in LINES if any(name in found for found in histograms)]
     keys: list[Any] = [
         Line2D([], [], color=LINES[name][0], linestyle=LINES[name][1], label=name) for name in names
@@ -121,8 +122,8 @@ def _legend(figure: SubFigure, histograms: Sequence[Mapping[str, Any]]) -> None:
     if keys and any("values" in found for found in histograms):
         keys.append(Patch(color="#B5B5B5", label="grey"))
     if keys:
-        # Below the examples, where the histograms have their axis, is room.
-        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.62, 0.02)}
+        # Below the examples, or next to the axis label of the histograms, is room.
+        place: Any = {"loc": "lower right", "bbox_to_anchor": (right, 0.02)}
         figure.legend(handles=keys, ncols=len(keys), **place)
 
 
