@@ -317,7 +317,7 @@ def test_a_table_of_several_sites_is_nobody_s(grouped: Path, words: str):
 def test_numbers_in_an_npz_are_scored_by_a_run_that_learned_numbers(tmp_path: Path):
     rows = [f"{n % 5},{n % 7},{n % 5 + n % 7},{'ab'[n // 16]}\n" for n in range(32)]
     (tmp_path / "all.csv").write_text("".join(["p,q,dose,site\n", *rows]))
-    np.savez(tmp_path / "y.npz", x=np.ones((4, 2), "float32"), y=np.arange(4) / 2)
+    np.savez(tmp_path / "y.npz", x=np.full((4, 2), 0.5, "float32"), y=np.arange(4) / 2)
     np.savez(tmp_path / "zeros.npz", x=np.ones((4, 2), "float32"), y=np.zeros(4))
     asked = ["data.label=dose", "data.site=site", "data.numbers=true"]
     more = ["--model", "mlp", "--rounds", 1, "--method", "fedbn", "--seed", 0, "--out", "run"]

@@ -11,12 +11,13 @@ import typer
 from fedbn.cli import completion, console
 from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.training import launch
+from fedbn.core.metric import Metric
 from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
 from fedbn.text import plain
 from fedbn.trained import adaptation
-from fedbn.trained.adaptation import Compared, Options, best, divided, split_of, with_site
+from fedbn.trained.adaptation import AS_IT_IS, Compared, Options, best, divided, split_of, with_site
 from fedbn.trained.joining import labelled, own_test, prepare_join
 from fedbn.trained.local_parts import check_site
 from fedbn.trained.opening import open_run
@@ -145,7 +146,21 @@ def _compared(
             value, low, high = map(said, one.score)
             rows.append([one.how, value, f"[{low}, {high}]"])
     print_table(["way", trained.metric.title, "95 % interval"], rows)
+    _say_if_unadapted_is_best(found, trained.metric)
     return found
+
+
+def _say_if_unadapted_is_best(found: list[Compared], metric: Metric) -> None:
+    """Warn where a model that was not adapted scores better than every way to adapt."""
+    ways = {one.how: one.score[0] for one in found if one.score is not None}
+    unadapted = {how: score for how, score in ways.items() if how.endswith(AS_IT_IS)}
+    adapted = [score for how, score in ways.items() if how not in unadapted]
+    if not adapted or not unadapted:
+        return
+    top = metric.best(unadapted.values())
+    if metric.gain(top, metric.best(adapted)) > 0:
+        name = next(how for how, score in unadapted.items() if score == top)
+        say(f"warning: {name!r} scores better than every way to adapt: adapting may do harm here")
 
 
 def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as codec
 import math
 import statistics
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,11 +24,12 @@ from fedbn.results.aggregate import MEAN, Cell, Key, Row, Summary
 from fedbn.results.result_table import MOST, condensed
 from fedbn.runs.folder import write_atomically
 from fedbn.tasks.making import evaluated
-from fedbn.text import counted, shown
+from fedbn.text import counted, listed, shown
 from fedbn.trained.evaluation import Matrix, domain_tests, evaluate_all
 from fedbn.trained.export import export as exported
 from fedbn.trained.joining import labelled
 from fedbn.trained.opening import open_run
+from fedbn.trained.seen_samples import where_seen
 from fedbn.trained.trained_run import Predictions, Trained, predict as predicted
 
 _PREDICT = console.examples(
@@ -81,7 +83,8 @@ def predict(
 ) -> None:
     """Predict with a client's model: one row an input, its class and all probabilities.
 
-    Where the data has labels, what the predictions come to is told too.
+    Where the data has labels, the score of the predictions is printed, too. Samples
+    that the model was trained on or adapted with are named and not scored.
     """
     check_out(out)
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
@@ -89,6 +92,10 @@ def predict(
     samples = read_samples(data, trained.inputs, client=client)
     say(*samples.notes)
     found = predicted(trained, client, samples)
+    if found.labels is not None:
+        words, unknown = where_seen(trained, client, samples.x)
+        found = replace(found, seen=words)
+        say(*_seen_told(found, client, unknown))
     if out is None:
         _print_predictions(found)
     else:
@@ -96,11 +103,26 @@ def predict(
         say(f"{len(found.inputs)} rows: {out}")
     if found.score is not None:
         value = f"{trained.metric.said(found.score)} {trained.metric.unit}".rstrip()
-        emit(f"{trained.metric.words} {value} ({counted(len(found.inputs), 'sample')})")
+        what = "new sample" if any(found.seen) else "sample"
+        emit(f"{trained.metric.words} {value} ({counted(len(found.new), what)})")
+    elif found.labels is not None:
+        emit(f"no {trained.metric.words} of new samples: the model has seen all of these before")
+
+
+def _seen_told(found: Predictions, client: str, unknown: str) -> Iterator[str]:
+    """Say which samples the model has seen before, and what is not known of that."""
+    for where, verb in (("training", "was trained on"), ("adaptation", "was adapted with")):
+        names = [name for name, one in zip(found.inputs, found.seen, strict=True) if one == where]
+        if names:
+            count = f"{len(names)} of {counted(len(found.inputs), 'sample')}"
+            yield f"the model of {client} {verb} {count}: {listed(names)}; not scored"
+    if unknown:
+        yield f"not known whether the model was trained on these samples: {unknown}"
 
 
 def _print_predictions(found: Predictions) -> None:
-    words = 2 if found.labels is None else 3  # the input, what is predicted, and what is true
+    # The input, what is predicted, what is true and where the sample was seen.
+    words = 2 + (found.labels is not None) + any(found.seen)
     titles, rows = found.header()[:words], [r[:words] for r in islice(found.rows(), _SHOWN)]
     if found.task.targets is Targets.CLASS:
         titles = [*titles, "probability"]

@@ -87,15 +87,18 @@ def feature_columns(
     return [_column(name, list(tables.values()), name in categorical) for name in names]
 
 
-def check_complete(table: Table, columns: Sequence[Column]) -> None:
+_TO_TRAIN = "fill it, or set data.missing = 'mean', or name the column in data.drop"
+_IN_USE = "fill it: the run was trained without empty cells, and its models take none"
+
+
+def check_complete(table: Table, columns: Sequence[Column], advice: str = _TO_TRAIN) -> None:
     """Refuse a table with an empty cell in one of the columns."""
     for column in columns:
         for row in table.gaps(column.name, column.values or ()):
             cell = table.columns[column.name][table.rows.index(row)].strip()
             why = "; data.categorical takes 'none' as a category" if cell.lower() == "none" else ""
             raise DataError(
-                f"{table.where}, row {row}: no value in column {column.name!r}; fill it, or "
-                f"set data.missing = 'mean', or name the column in data.drop{why}"
+                f"{table.where}, row {row}: no value in column {column.name!r}; {advice}{why}"
             )
 
 
@@ -199,7 +202,7 @@ def features(
     columns = _columns(table, inputs)
     gaps = sum(len(table.gaps(column.name, column.values or ())) for column in columns)
     if gaps and told_of(inputs).get("missing") != "mean":
-        check_complete(table, columns)
+        check_complete(table, columns, _IN_USE)
     for column in columns:
         _check_cells(table, column)
     encoded = np.concatenate([column.encode(table) for column in columns], axis=1)

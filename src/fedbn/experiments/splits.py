@@ -1,7 +1,8 @@
 """`splits.json.gz` of a run folder: which samples train, validate and test each client.
 
 A part of a client is described by the files that it was read from, or by the numbers of its
-samples: rows of a table's file, or places in the client's data, counted from 0. A part that the data set brought as it is has a count alone.
+samples: rows of a table's file, or places in the client's data, counted from 0. A part that the
+data set brought as it is has a count alone.
 """
 
 from __future__ import annotations

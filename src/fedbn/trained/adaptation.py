@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from fedbn import registry
 from fedbn.core.bn_statistics import CHUNK
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Client, Split, blank_targets
@@ -36,10 +37,14 @@ from fedbn.runs.folder import RunFolder
 from fedbn.trained.evaluation import Value, outcomes_of, scores
 from fedbn.trained.joining import in_two, joining_plan, joining_state
 from fedbn.trained.local_parts import FEW, Bench, Distances, HeldSite, Site, check_site, write
+from fedbn.trained.opening import jobs_of, open_run
+from fedbn.trained.seen_samples import hashes_of, packed
 from fedbn.trained.trained_run import Trained, samples_of
 
 How = Literal["average", "reestimate", "finetune"]
 HOWS: tuple[str, ...] = get_args(How)
+AS_IT_IS = "as it is"
+"""The end of the name of a model that is compared without being adapted."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Adaptation:
             "samples": len(data),
             "labelled": labelled,
             "data": hashed.hexdigest(),
+            "seen": packed(hashes_of(data.x)),
             "distances": dict(self.distances.to),
             "largest_known_distance": self.distances.among,
             "warnings": list(self.warnings),
@@ -236,7 +242,32 @@ def compare(
         yield Compared(how, _score(with_site, site, test))
     yield _joined(trained, Client(site, site, data, {site: test}), test, rounds)
     if nearest is not None and nearest in trained.state.local:
-        yield Compared(f"{nearest}'s model as it is", _score(trained, nearest, test))
+        yield Compared(f"{nearest}'s model {AS_IT_IS}", _score(trained, nearest, test))
+    yield from _unadapted(trained, site, test)
+
+
+def _unadapted(trained: Trained, site: str, test: Split) -> Iterator[Compared]:
+    """Score the global model as it is, and FedAvg's of the same run where there is one."""
+    bench = Bench(trained)
+    if bench.shares:
+        bench.average()
+        held = HeldSite(site, bench.own(), {})
+        with_site = replace(trained, adapted={**trained.adapted, site: held})
+        kind = "global model, mean of all BatchNorm," if bench.local_statistics else "global model"
+        name = f"{kind} {AS_IT_IS}"
+        yield Compared(name, _score(with_site, site, test))
+    if trained.folder is None or trained.plan.method.name == "fedavg":
+        return
+    name = f"FedAvg's global model {AS_IT_IS}"
+    setting, seed = trained.plan.setting, trained.plan.seed
+    jobs = jobs_of(trained.folder, trust=registry.trusted())
+    if not any((one.method, one.setting, one.seed) == ("fedavg", setting, seed) for one in jobs):
+        return
+    try:
+        other = open_run(trained.folder, method="fedavg", setting=setting, seed=seed)
+        yield Compared(name, _score(other, other.clients[0], test))
+    except FedbnError as error:
+        yield Compared(name, None, str(error))
 
 
 def best(found: list[Compared], metric: Metric = ACCURACY) -> str:

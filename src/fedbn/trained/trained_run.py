@@ -321,18 +321,25 @@ class Predictions:
     proba: NDArray[Any]
     labels: NDArray[Any] | None
     task: Task = CLASSIFICATION
+    seen: tuple[str, ...] = ()  # by sample, where the model saw it before; empty if it is new
+
+    @property
+    def new(self) -> list[int]:
+        """The places of the samples that the model has not seen before."""
+        return [at for at in range(len(self.inputs)) if not (self.seen and self.seen[at])]
 
     @property
     def score(self) -> float | None:
-        """What the predictions come to by the run's own metric; None without labels."""
-        if self.labels is None:
+        """The score of new samples by the run's own metric; None without labels or new samples."""
+        if self.labels is None or not self.new:
             return None
         said, true = torch.from_numpy(self.proba), torch.from_numpy(self.labels)
-        return measure(self.task.metrics[0], said, true)
+        return measure(self.task.metrics[0], said[self.new], true[self.new])
 
     def header(self) -> list[str]:
         """The titles of the columns: what is predicted, what is true, and numbers."""
         known = [] if self.labels is None else ["label"]
+        known += ["seen in"] if any(self.seen) else []
         first = {Targets.NUMBERS: "", Targets.MASK: "share of {}"}.get(self.task.targets, "p({})")
         return ["input", "predicted", *known, *((first or "{}").format(c) for c in self.classes)]
 
@@ -341,6 +348,7 @@ class Predictions:
         for number, name in enumerate(self.inputs):
             said = self.proba[number]
             known = [] if self.labels is None else [self._words(self.labels[number], true=True)]
+            known += [self.seen[number]] if any(self.seen) else []
             yield [name, self._words(said), *known, *(f"{n:.6g}" for n in self._numbers(said))]
 
     def _words(self, one: Any, true: bool = False) -> str:
