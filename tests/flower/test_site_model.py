@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
@@ -21,9 +23,11 @@ from fedbn.core.engine import RoundCost
 from fedbn.core.replica import Replica
 from fedbn.errors import ConfigError, Interrupted, TooFewClients
 from fedbn.experiments.configuration import checked
-from fedbn.flower import messages, server_app
+from fedbn.flower import messages, server_app, site_app
 from fedbn.flower.membership import Expected
 from fedbn.flower.policy import OPEN
+from fedbn.flower.site import Site
+from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import checkpoints, metrics
 from fedbn.trained.opening import open_run
 
@@ -178,6 +182,33 @@ def test_the_commands_use_a_sites_folder_without_the_server(bench: Bench, tmp_pa
     said = CliRunner().invoke(app, ["report", place, "--out", str(page)])
     assert said.exit_code == 0, said.output
     assert "photo" in page.read_text()
+
+
+def test_the_commands_use_the_folder_of_a_site_with_pictures(bench: Bench, tmp_path: Path) -> None:
+    draws, names = np.random.default_rng(0), ("nyu", "usm")
+    sites = []
+    for name in names:
+        for label in ("cat", "dog"):
+            home = tmp_path / "at" / name / label
+            home.mkdir(parents=True)
+            for number in range(20):
+                pixels = draws.integers(0, 256, (8, 8, 3)).astype("uint8")
+                Image.fromarray(pixels).save(home / f"{number}.png")
+        data = site_app.data_section(str(tmp_path / "at" / name), [])
+        sites.append(Site(SiteOptions(name, data, bench.root / "sites" / name, "fed")))
+    contract = {"classes": ["cat", "dog"], "size": 8}
+    raw = {**RAW, "data": {"contract": contract}, "model": {"name": "mlp"}}
+    keys = {name.encode(): name for name in names}
+    bench.run(FakeGrid(sites), raw, expected=Expected(names, keys, len(names)))
+    place = str(folder_of(bench, "nyu"))
+    said = CliRunner().invoke(app, ["evaluate", place, "--resamples", "10"])
+    assert said.exit_code == 0, repr(said.exception)
+    page = tmp_path / "page.html"
+    said = CliRunner().invoke(app, ["report", place, "--out", str(page)])
+    assert said.exit_code == 0, repr(said.exception)
+    text = page.read_text()
+    assert "Confusion matrices" in text
+    assert "data:image" not in text  # nobody asked for pictures of patients
 
 
 def test_a_message_done_twice_writes_its_numbers_once(bench: Bench) -> None:

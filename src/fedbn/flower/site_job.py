@@ -95,9 +95,11 @@ class SiteRun:
         """Write down what is run, or refuse what is not what lies there under this name."""
         experiment = job.setting.experiment
         raw = experiment.model_dump(exclude_unset=True, exclude_none=True)
-        source = {**raw.get("data", {}), **data}  # the contract, and where the samples are
+        # The contract, where the samples are, and options that the site left open.
+        source = {**federation.settled, **raw.get("data", {}), **data}
         raw["data"] = {"name": "at_site", "site": self._site, "source": source}
-        config = resolved(checked(raw, "the server's configuration", experiment.held), federation)
+        found = checked(raw, "the server's configuration", experiment.held)
+        config = resolved(found, replace(federation, settled={}))  # `at_site` takes no option
         facts = {
             "data": federation.fingerprint(),
             "inputs": facts_by_setting({"": federation}),
