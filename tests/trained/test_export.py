@@ -312,3 +312,47 @@ def test_the_means_that_fill_another_clients_gaps_are_not_told(tmp_path: Path) -
     text = export(run, "a", out=tmp_path / "a.safetensors").card.read_text()
     assert str(means["a"][0]) in text
     assert str(means["b"][0]) not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("m.safetensors", "safetensors"), ("m.pt2", "torch-export"), ("M.ONNX", "onnx")],
+)
+def test_the_end_of_a_name_decides_the_format(
+    run: Trained, tmp_path: Path, name: str, form: str
+) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    done = export(run, "left", out=tmp_path / name)
+    assert done.file == tmp_path / name
+    if form == "safetensors":
+        assert load_file(done.file).keys() >= NORMS
+    elif form == "torch-export":
+        assert torch.export.load(done.file).module()(torch.zeros(2, 3)).shape == (2, 2)
+    else:
+        onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+        onnx.checker.check_model(onnx.load_from_string(done.file.read_bytes()))
+
+
+@pytest.mark.parametrize("name", ["m.pt", "m.pth", "m.bin", "m.pb", "m.tflite", "m.v1"])
+def test_a_name_of_no_format_is_refused_with_the_way_out(
+    run: Trained, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"\.safetensors .*\.onnx .*\.pt2 .*--format"):
+        export(run, "left", out=tmp_path / name)
+    assert export(run, "left", "safetensors", out=tmp_path / name).file == tmp_path / name
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch-export"])
+def test_a_name_that_contradicts_the_format_is_refused(
+    run: Trained, tmp_path: Path, form: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"a name for --format onnx, but --format is {form}"):
+        export(run, "left", form, out=tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_folder_takes_any_format(run: Trained, tmp_path: Path) -> None:
+    folder = tmp_path / "models.v1"
+    assert export(run, "left", out=f"{folder}/").file.suffix == ".safetensors"
+    assert export(run, "left", "torch-export", out=folder).file.suffix == ".pt2"

@@ -46,7 +46,7 @@ _EVALUATE = console.examples(
 
 _EXPORT = console.examples(
     "fedbn export runs/first --client photo",
-    "fedbn export runs/first --client photo --format onnx --out photo.onnx",
+    "fedbn export runs/first --client photo --out photo.onnx",
     "fedbn export runs/first --client photo --method fedavg --seed 1 --fold-bn",
 )
 
@@ -87,6 +87,8 @@ def predict(
     that the model was trained on or adapted with are named and not scored.
     """
     check_out(out)
+    if out is not None and out.suffix.lower() not in ("", ".csv"):
+        raise ConfigError(f"--out {out}: expected a name that ends in .csv, got {out.suffix}")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     trained.model(client)
     samples = read_samples(data, trained.inputs, client=client)
@@ -235,9 +237,13 @@ def export(
     run: console.Run,
     client: _Client,
     form: Annotated[
-        Literal["safetensors", "onnx", "torch-export"],
-        typer.Option("--format", help="safetensors (weights), onnx or torch-export (whole)."),
-    ] = "safetensors",
+        Literal["safetensors", "onnx", "torch-export"] | None,
+        typer.Option(
+            "--format",
+            help="safetensors (weights), onnx or torch-export (whole); by the end of --out "
+            "unless given.",
+        ),
+    ] = None,
     fold_bn: Annotated[
         bool, typer.Option("--fold-bn", help="Fold BatchNorm into the layers before it.")
     ] = False,

@@ -68,7 +68,11 @@ def report(
     shows them. What a run does not have (not finished, its data gone) is left out, and said.
     """
     by_end = {end: one for one, end in _ENDS.items()}
-    chosen = form or by_end.get(out.suffix.lower() if out else "", "html")
+    suffix = out.suffix.lower() if out else ""
+    if form is None and suffix not in (*by_end, "", ".htm"):
+        legal = ", ".join(by_end)
+        raise ConfigError(f"--out {out}: expected a name that ends in {legal}, got {suffix}")
+    chosen = form or by_end.get(suffix, "html")
     file = out or runs[0] / f"report{_ENDS[chosen]}"
     check_out(file if file.parent.exists() else None)  # before minutes of work
     found = [

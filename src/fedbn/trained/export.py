@@ -157,6 +157,9 @@ FORMATS = {
 }
 
 
+_DEFAULT = "safetensors"
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How far the file's outputs are from the model's at worst, and the largest output."""
@@ -181,7 +184,7 @@ class Exported:
 def export(
     trained: Trained,
     client: str,
-    format: str = "safetensors",
+    format: str | None = None,
     *,
     out: str | Path | None = None,
     fold_bn: bool = False,
@@ -192,7 +195,8 @@ def export(
     Args:
         trained: The run.
         client: Whose model, a training client's or an adapted site's.
-        format: `safetensors`, `onnx` or `torch-export`.
+        format: `safetensors`, `onnx` or `torch-export`; by the end of the file's name unless
+            given, and `safetensors` where there is none.
         out: The file, or a folder for it; `exports` in the run's folder unless given.
         fold_bn: Fold BatchNorm into the layers before it.
         force: Replace files that are there.
@@ -200,8 +204,7 @@ def export(
     Raises:
         ModelError: The file would not give the model's outputs within 1e-4; nothing is kept.
     """
-    if format not in FORMATS:
-        raise ConfigError(unknown("format", format, FORMATS))
+    format = _format(format, out)
     chosen = FORMATS[format]
     missing = [package for package in chosen.needs if importlib.util.find_spec(package) is None]
     if missing:
@@ -228,6 +231,30 @@ def export(
     write_atomically(file, content)
     write_atomically(card, text.encode())
     return Exported(file, card, len(content), agreement, folded)
+
+
+def _format(format: str | None, out: str | Path | None) -> str:
+    """Return the format that is asked for; the name of the file must not say otherwise."""
+    if format is not None and format not in FORMATS:
+        raise ConfigError(unknown("format", format, FORMATS))
+    if out is None or str(out).endswith("/") or Path(out).is_dir():
+        return format or _DEFAULT
+    suffix = Path(out).suffix.lower()
+    by_suffix = {known.suffix: name for name, known in FORMATS.items()}
+    if suffix in by_suffix:
+        if format not in (None, by_suffix[suffix]):
+            raise ConfigError(
+                f"--out {out}: a name for --format {by_suffix[suffix]}, but --format is {format}; "
+                f"choose a name that ends in {FORMATS[str(format)].suffix}"
+            )
+        return by_suffix[suffix]
+    if format is None and suffix:
+        legal = ", ".join(f"{end} ({name})" for end, name in by_suffix.items())
+        raise ConfigError(
+            f"--out {out}: expected a name that ends in {legal}, got {suffix}; to keep the name, "
+            "give --format, too"
+        )
+    return format or _DEFAULT
 
 
 def _place(trained: Trained, client: str, out: str | Path | None, suffix: str) -> Path:
