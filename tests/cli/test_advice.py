@@ -21,7 +21,7 @@ ROOT = Path(fedbn.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 # Options of other programs (flwr, systemctl), and the beginning of two of ours.
-FOREIGN = {"--node-config", "--now", "--add-"}
+FOREIGN = {"--show-completion", "--install-completion", "--node-config", "--now", "--add-"}
 
 # Messages of these files reach users of these commands only.
 USED_BY = {
