@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save as to_bytes
 from torch import Tensor
 
-from fedbn import registry
+from fedbn import own_modules, registry
 from fedbn.cli.main import main
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -111,14 +111,15 @@ class Terminal(io.StringIO):
 def _restored(cwd: Path | None) -> Iterator[None]:
     """Undo what the command does to its process."""
     here, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
-    trust = mock.patch.multiple(registry, _trusted=set(), _last_on_path=[])
+    trust = mock.patch.multiple(registry, _trusted=set(), _used=set(), _last_on_path=[])
+    pins = mock.patch.multiple(own_modules._PINNED, pins={}, admitted=set())
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     root = logging.getLogger()
     logs, level = list(root.handlers), root.level
     os.chdir(cwd or here)
     try:
         path_of_workers = mock.patch.dict(os.environ, {"PYTHONPATH": str(SOURCE)})
-        with trust, path_of_workers:
+        with trust, pins, path_of_workers:
             yield
     finally:
         os.chdir(here)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from fedbn import registry
+from fedbn import own_modules, registry
 from skipped_lines import (  # noqa: F401
     pytest_collection_modifyitems,
     pytest_runtest_logreport,
@@ -37,7 +37,10 @@ def one_torch_thread() -> Iterator[None]:
 def nothing_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a fresh process: what another test typed is not trusted here."""
     monkeypatch.setattr(registry, "_trusted", set())
+    monkeypatch.setattr(registry, "_used", set())
     monkeypatch.setattr(registry, "_last_on_path", [])
+    monkeypatch.setattr(own_modules._PINNED, "pins", {})
+    monkeypatch.setattr(own_modules._PINNED, "admitted", set())
 
 
 @pytest.fixture

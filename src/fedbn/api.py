@@ -34,6 +34,7 @@ from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, reached, run_plan, start
 from fedbn.experiments.sources import given_federation, named_task
 from fedbn.methods import parse_method
+from fedbn.registry import TYPED
 from fedbn.results.aggregate import rejection
 from fedbn.runs.folder import RunFolder, explained
 from fedbn.runs.messages import warnings_of_job
@@ -160,7 +161,7 @@ def fit(
     for key, value in {**names, **asked}.items():
         section = isinstance(value, Mapping) and "." not in key
         raw = changed(raw, {key: value}) if section else placed(raw, key, value)
-    experiment = checked(with_absolute_paths(raw), "fit")
+    experiment = checked(with_absolute_paths(raw), "fit", TYPED)
     named = isinstance(data, str | Path)
     given = (
         None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ DOORS: dict[str, Any] = {
     "data": {"data": {"name": "handed_over:net"}},
     "method": {"methods": ["handed_over:method"]},
     "part": {"methods": ["fedbn + handed_over:method"]},
+    "task": {"task": {"name": "handed_over:net"}},
+    "loss": {"task": {"loss": "handed_over:net"}},
+    "metrics": {"task": {"metrics": ["handed_over:net"]}},
+    "further metrics": {"evaluation": {"metrics": ["handed_over:net"]}},
     "sweep": {"sweep": {"model": {"name": ["handed_over:net"]}}},
     "grid": {
         "methods": ["handed_over:method"],
@@ -90,7 +95,13 @@ def test_no_name_of_a_folder_is_imported(
         assert f"{finished / 'config.toml'}: " in answer.line
         line = " ".join(["fedbn", *map(str, command), "--trust", "handed_over"])
         assert f"`{line}`" in answer.line
-    for command in (("report", finished), ("compare", finished, "--methods", "fedavg,fedbn")):
+    for command in (
+        ("report", finished),
+        ("compare", finished, "--methods", "fedavg,fedbn"),
+        ("merge", finished, "--out", tmp_path / "merged"),
+        ("reproduce", "digits-methods", "--from", finished, "--out", tmp_path / "shown"),
+        ("adapt", finished, "--data", sites / "a.npz", "--as", "x", "--how", "join", "--rounds", 1),
+    ):
         call(*command, cwd=tmp_path / "theirs")
     assert not mark.exists()
 
@@ -103,6 +114,24 @@ def test_a_module_that_is_trusted_is_imported_from_where_the_run_says(
     answer = call(*asked, cwd=tmp_path)
     assert answer.code == 0, answer.err
     assert mark.exists()
+
+
+def test_the_folder_that_a_run_names_provides_no_module_but_the_trusted_one(
+    finished: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed package may try to import another one, as torch tries `triton`."""
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (installed / "popular_nets.py").write_text(
+        "try:\n    import handed_over\nexcept ImportError:\n    pass\n"
+        "from torch import nn\n\n\ndef net(classes):\n"
+        "    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    change(finished, {"model": {"name": "popular_nets:net"}}, tmp_path / "theirs")
+    answer = call("export", finished, "--client", "a", "--trust", "popular_nets", cwd=tmp_path)
+    assert "--trust" not in answer.err
+    assert not mark.exists()
 
 
 def test_a_request_that_was_handed_over_is_no_better(

@@ -48,6 +48,7 @@ def compare(
         ),
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="How it is written.")] = "text",
+    trust: console.Trust = None,
 ) -> None:
     """Compare two runs, or the methods of one run, by paired tests over their seeds.
 

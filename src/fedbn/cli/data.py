@@ -69,7 +69,8 @@ def section_of(data: str, settings: Sequence[str] | None) -> DataSection:
     named = data in registry.names(fedbn.datasets) or not configuration.looks_like_path(data)
     dotted = [s if s.startswith("data.") else f"data.{s}" for s in settings or ()]
     flags = {"data.name" if named else "data.path": data}
-    return configuration.checked(configuration.request(None, flags, dotted, "--set"), "--set").data
+    raw = configuration.request(None, flags, dotted, "--set")
+    return configuration.checked(raw, "--set", registry.TYPED).data
 
 
 def subjects(client: Client) -> list[int]:

@@ -91,7 +91,8 @@ def _of_bundle(
 
 def _questions(experiment: str | None, settings: list[str] | None, federation: str) -> list[Order]:
     file, raw = experiment_of(str(experiment), settings)
-    return server_app.orders(configuration.checked(raw, str(file)), federation)
+    held = server_app.foreign(str(file))
+    return server_app.orders(configuration.checked(raw, str(file), held), federation)
 
 
 def _examined(
@@ -142,11 +143,13 @@ def run(
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites.")] = 300.0,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a round may take.")] = 3600.0,
+    trust: console.Trust = None,
     json: console.Json = False,
 ) -> None:
     """Start a run, or continue it after a stop or a crash."""
     folder = FederationFolder(fed.resolve())
     file, raw = experiment_of(experiment, settings)
+    configuration.check_names(raw, server_app.foreign(str(file)))  # before anything is written
     limits = Limits(wait=wait, round=deadline)
     run = _see_to_end(folder, (name or file.stem, raw, str(file)), limits, min_sites)
     show(run, console.Showing(json))

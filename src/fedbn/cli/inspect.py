@@ -83,7 +83,9 @@ def audit(
     for name in (get, set_):
         if ":" not in name:
             raise ConfigError(f"function {name!r}: expected module:callable")
-    given, taken = (registry.find(fedbn.methods, name, "function") for name in (get, set_))
+    given, taken = (
+        registry.find(fedbn.methods, name, "function", registry.TYPED) for name in (get, set_)
+    )
     sizes = _built(model, input_, classes)[1].input_shape
     inputs = torch.randn(4, *sizes, generator=torch.Generator().manual_seed(0))
     found = exchange_audit.audit(
@@ -116,7 +118,8 @@ def _built(name: str, shape: str | None, classes: int | None) -> tuple[nn.Module
     sizes = _shape(shape) if shape else example.get("input_shape", (3, 28, 28))
     count = classes or example.get("classes", 10)
     some = Federation("example", (blank_client("a", "a", sizes),), ("?",) * count)
-    model = model_builder(ModelSection(name=name), some)()
+    section = ModelSection.model_validate({"name": name}, context=registry.TYPED)
+    model = model_builder(section, some)()
     materialize(model, some)
     mark(model, some.clients[0].train.batch(slice(0, 2))[0])
     return model, some

@@ -29,6 +29,7 @@ from fedbn.paper.output import produce
 from fedbn.paper.paper_figures import draw_theory
 from fedbn.paper.theory.network import random_clients
 from fedbn.paper.theory.study import check_size, study
+from fedbn.registry import Held
 from fedbn.results.aggregate import Records
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained, write_atomically
@@ -168,7 +169,9 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
         scale="as the run shown" if flags.runs else flags.scale,
         folder=folder,
         experiment=wanted.raw,
-        train=lambda raw, at: found.records if found else _records(raw, folder / at, flags),
+        train=lambda raw, at: (
+            found.records if found else _records(raw, folder / at, flags, wanted.held)
+        ),
         tell=say,
         workers=flags.workers,
         label=begin + "; ".join(wanted.changes),
@@ -176,21 +179,22 @@ def _one(entry: Entry, flags: Flags, several: bool) -> None:
         comparable=wanted.comparable,
         cut=wanted.cut,
         source=flags.runs[0] if flags.runs else None,
+        held=wanted.held,
         inputs=found.facts["inputs"] if found else None,
     )
     _print(produce(entry, request, shlex.join(["fedbn", *sys.argv[1:]])), folder)
 
 
-def _records(raw: Mapping[str, Any], place: Path, flags: Flags) -> Records:
+def _records(raw: Mapping[str, Any], place: Path, flags: Flags, held: Held) -> Records:
     """Train in a run folder, or go on with it."""
     folder = RunFolder(place)
     config = {key: value for key, value in raw.items() if key not in ("reproduce", "quick")}
     made: list[Path] = []
     if not folder.config.exists() and not folder.request.exists():
-        made = folder.begin(config)
+        made = folder.begin(config, held.own)
     try:
         with folder.locked(), Stopper() as stop:
-            train(folder, checked(config, place.name), stop, workers=flags.workers)
+            train(folder, checked(config, place.name, held), stop, workers=flags.workers)
     except Interrupted as error:
         raise Interrupted(f"{error}; the same command goes on from there") from error
     except ConfigError as error:

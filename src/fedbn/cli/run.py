@@ -66,6 +66,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder; made, must be empty.")] = None,
     workers: console.Workers = None,
     log: console.Log = None,
+    trust: console.Trust = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, run nothing.")
     ] = False,
@@ -73,7 +74,11 @@ def run(
     form: console.TableForm = "text",
     json: console.Json = False,
 ) -> None:
-    """Train with one or several methods, compare them, and write a run folder."""
+    """Train with one or several methods, compare them, and write a run folder.
+
+    Python files below the folder of EXPERIMENT are your own code, and are imported if it names
+    them. Every other module that it names needs --trust.
+    """
     file = configuration.find(experiment) if experiment else None
     own = data is not None and configuration.looks_like_path(data)
     flags = {
@@ -86,22 +91,26 @@ def run(
     }
     where = str(file or "configuration")
     raw = configuration.request(file, flags, set_ or [], where, scale)
+    held = configuration.held_in(file)
+    configuration.allow_typed(flags, set_ or [], where)
+    configuration.check_names(raw, held)  # before anything is written
     if dry_run:
         from fedbn.cli.training import rehearse
 
         if out:
             RunFolder(out).check_empty()
-        rehearse(raw, where, log or [], json)
+        rehearse(raw, where, held, log or [], json)
         return
     first = Path("runs", f"{file.stem if file else 'run'}-{time.strftime('%Y%m%d-%H%M%S')}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     new = next(path for path in itertools.chain([first], others) if not path.exists())
     folder, showing = RunFolder(out or new), console.Showing(json, form, clients)
-    made = folder.begin(raw)
+    made = folder.begin(raw, held.own)
     try:
         from fedbn.cli.training import launch  # torch takes seconds; the request is safe before
 
-        launch(folder, configuration.checked(raw, where), showing=showing, log=log or [])
+        found = configuration.checked(raw, where, held)
+        launch(folder, found, showing=showing, log=log or [])
     except Exception:
         if not folder.config.exists():
             folder.abandon(made)

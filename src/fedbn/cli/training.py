@@ -20,7 +20,12 @@ from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text,
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Stopper
 from fedbn.errors import ConfigError, Interrupted, NeverAccepted
-from fedbn.experiments.configuration import checked, held_experiment, parts_given_in_python
+from fedbn.experiments.configuration import (
+    allow_typed,
+    checked,
+    held_experiment,
+    parts_given_in_python,
+)
 from fedbn.experiments.jobs import to_all
 from fedbn.experiments.merging import check_checkpoints, grown, merge as merged, told
 from fedbn.experiments.planner import Planner, resolved
@@ -73,6 +78,7 @@ def resume(
     folder = RunFolder(run)
     experiment = held_experiment(folder)
     check_checkpoints(folder)
+    allow_typed({"methods": add_method}, (), "--add-method")
     grows = bool(rounds or add_seed or add_method)
     _check_all_on_disk(folder, experiment, grows)
     if grows:
@@ -113,7 +119,7 @@ def launch(folder: RunFolder, experiment: Experiment, *, showing: Showing, **how
         except Interrupted as error:
             raise Interrupted(f"{error}; continue with `{resume_line(folder)}`") from error
         show(folder, showing)
-    if registry.trusted():
+    if registry.to_trust():
         say(f"own code must be trusted: `{resume_line(folder)}`")
     check_contributions(folder)
     return ran
@@ -172,10 +178,12 @@ def make_progress() -> Lines | LiveView:
     return LiveView()
 
 
-def rehearse(raw: dict[str, Any], where: str, log: Sequence[str], as_json: bool) -> None:
+def rehearse(
+    raw: dict[str, Any], where: str, held: registry.Held, log: Sequence[str], as_json: bool
+) -> None:
     """Check all that a run would do, and print it."""
+    experiment, planner = checked(raw, where, held), Planner()
     find_trackers(log)
-    experiment, planner = checked(raw, where), Planner()
     jobs = prepare(experiment, planner)
     federation = planner.federation(jobs[0].setting.experiment)
     say(*planner.warnings)
@@ -245,5 +253,5 @@ def _print_json(run: RunFiles) -> None:
 
 def resume_line(folder: RunFolder) -> str:
     """What to type to go on with a run; its own modules must be trusted again."""
-    trust = [part for module in registry.trusted() for part in ("--trust", module)]
+    trust = [part for module in registry.to_trust() for part in ("--trust", module)]
     return shlex.join(["fedbn", "resume", str(folder.path), *trust])

@@ -9,12 +9,13 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbn import registry
 from fedbn.errors import ConfigError, DamagedRun, unknown
+from fedbn.registry import TYPED, UNKNOWN, Held
 from fedbn.runs.folder import RunFolder, check_format
 from fedbn.text import flat
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Raw = dict[str, Any]
 SCALES = ("quick", "paper")
+_PIECES = re.compile(r"\+(?![^(]*\))")  # what a method is made of, as `fedbn+prox(0.1)`
 _REPLACES = {"training.epochs": "training.rounds", "training.rounds": "training.epochs"}
 
 
@@ -239,10 +241,67 @@ def _absolute(value: Any, key: str) -> Any:
         raise ConfigError(f"{key} = {value!r}: {error}") from error
 
 
-def held_by(folder: RunFolder) -> registry.Held:
+def held_by(folder: RunFolder) -> Held:
     """Name a run folder's file as the one that holds names."""
     file = folder.config if folder.config.is_file() else folder.request
-    return registry.Held(str(file), folder.directory)
+    return Held(str(file), folder.module_places, announced=True)
+
+
+def held_in(file: Path | None) -> Held:
+    """Return the source of the names in an experiment file that a person opened.
+
+    Python files below its folder are the person's own code. Without a file, all names were typed.
+    """
+    if file is None:
+        return TYPED
+    return Held(str(file), lambda: (folder_of(file),), own=folder_of(file))
+
+
+def folder_of(file: Path) -> Path:
+    """Return the folder in which an experiment file lies."""
+    try:
+        return file.parent.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def names_in(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield every `module:callable` in a configuration, with what it names.
+
+    The tables that change other keys are searched too: `sweep`, `quick` and those of `reproduce`.
+
+    Examples:
+        >>> [*names_in({"sweep": {"model": {"name": ["mlp", "my:net"]}}})]
+        [('model', 'my:net')]
+    """
+    from fedbn.experiments.schema import name_keys
+
+    keys = name_keys()
+    for key, value in flat(raw):
+        for known, what in keys.items():
+            if key == known or key.endswith(f".{known}"):
+                pieces = (piece for text in _texts(value) for piece in _PIECES.split(text))
+                names = (piece.partition("(")[0].strip() for piece in pieces)
+                yield from ((what, name) for name in names if ":" in name)
+
+
+def check_names(raw: Mapping[str, Any], held: Held) -> None:
+    """Raise if a configuration names a module that may not be imported; none is imported here."""
+    for what, name in names_in(raw):
+        registry.check(name, what, held)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def allow_typed(flags: Mapping[str, Any], settings: Iterable[str], where: str) -> None:
+    """Trust the names of code that a person typed as flags and with `--set`, and no others."""
+    registry.allow(name for _, name in names_in(overridden({}, flags, settings, where)))
 
 
 def held_experiment(folder: RunFolder) -> Experiment:
@@ -263,12 +322,16 @@ def held_experiment(folder: RunFolder) -> Experiment:
 
 
 def checked(
-    raw: Mapping[str, Any], where: str = "configuration", held: registry.Held | None = None
+    raw: Mapping[str, Any], where: str = "configuration", held: Held = UNKNOWN
 ) -> Experiment:
-    """Check a configuration that comes from somewhere; `held` by a file where no person typed it.
+    """Check a configuration; `held` says where its names come from.
 
-    The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place.
+    The changes of `[quick]` and of `[reproduce.without]` are checked too, each in its place. If the
+    configuration is an experiment file, every module that it names must be the user's own code
+    or trusted, also where this command does not need it.
     """
+    if held.own is not None or held.foreign:
+        check_names(raw, held)
     found = _checked(raw, where, held)
     if found.quick:
         _checked(scaled(dict(raw), "quick"), f"{where} [quick]", held)
@@ -278,7 +341,7 @@ def checked(
     return found
 
 
-def _checked(raw: Mapping[str, Any], where: str, held: registry.Held | None) -> Experiment:
+def _checked(raw: Mapping[str, Any], where: str, held: Held) -> Experiment:
     from pydantic import ValidationError
 
     from fedbn.experiments.schema import Experiment

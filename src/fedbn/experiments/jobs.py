@@ -144,7 +144,7 @@ def _check_folders(keys: Iterable[Key]) -> None:
         taken[name] = method
 
 
-def _setting(base: Mapping[str, Any], values: Mapping[str, Any], held: Held | None) -> Setting:
+def _setting(base: Mapping[str, Any], values: Mapping[str, Any], held: Held) -> Setting:
     raw = dict(base)
     for key, value in values.items():
         raw = placed(raw, key, value)

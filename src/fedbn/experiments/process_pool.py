@@ -71,14 +71,14 @@ def affordable(count: int) -> int:
     return max(1, int(min(count, room)))
 
 
-def main(path: str, threads: int, data: int, trust: Sequence[str]) -> None:
-    """Serve until the parent ends; what it trusts is imported alone, whatever the folder says.
+def main(path: str, threads: int, data: int, grants: str) -> None:
+    """Serve until the parent ends; only what it may import is imported, whatever the folder says.
 
     `data` is where the data is that all workers share, below 0 where each reads its own.
     """
     from fedbn.experiments.runner import Run, embedded_job, execute
 
-    registry.trust(trust)
+    registry.take_grants(grants)
     if "FEDBN_DEBUG" in os.environ:
         logging.basicConfig(level=logging.DEBUG)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -142,7 +142,7 @@ class Worker:
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "fedbn.experiments.process_pool", str(folder.path)),
-                *(str(threads), str(-1 if data is None else data), *registry.trusted()),
+                *(str(threads), str(-1 if data is None else data), registry.grants()),
             ],
             pass_fds=[shared for shared in (data, folder.held) if shared is not None],
             stdin=subprocess.PIPE,
@@ -249,4 +249,4 @@ def _error(event: Event) -> FedbnError:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

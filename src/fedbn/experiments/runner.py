@@ -399,7 +399,10 @@ def start(
     """
     config = resolved(experiment, planner.federation(todo[0].setting.experiment))
     config["training"]["device"] = device_of(experiment.training)  # what `auto` is here
-    begun = environment_of(config, todo, folder.directory(), **embedded_facts(todo, planner))
+    facts = embedded_facts(todo, planner)
+    if (modules := folder.modules()) is not None:
+        facts["modules"] = str(modules)
+    begun = environment_of(config, todo, folder.directory(), **facts)
     notes = same_run(folder, begun, grows=grows)
     write_splits(folder, todo, planner)
     forget_ends(folder, todo)

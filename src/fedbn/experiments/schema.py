@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-from fedbn.registry import Held
+from fedbn.registry import UNKNOWN, Held
+
+
+@dataclass(frozen=True)
+class Named:
+    """Marks a key whose text names code: a registered name, or module:callable.
+
+    `registry.find` must look up the value of every such key. `name_keys` lists them.
+    """
+
+    what: str  # what is named, for messages
+
 
 StandardTask = Literal["classification", "multilabel", "regression", "segmentation"]
 
@@ -48,15 +60,15 @@ class Section(BaseModel):
     """A part of the configuration; knows its keys and admits no others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-    _held: Held | None = PrivateAttr(None)
+    _held: Held = PrivateAttr(UNKNOWN)
 
     def model_post_init(self, context: Any) -> None:
         """Keep which file the names stand in; the validation's context says so."""
-        self._held = context
+        self._held = context or UNKNOWN
 
     @property
-    def held(self) -> Held | None:
-        """The file that holds the names of this section; None where a person typed them."""
+    def held(self) -> Held:
+        """The source of the names in this section."""
         return self._held
 
 
@@ -173,7 +185,9 @@ class DataSection(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
-    name: str | None = Field(None, description="a registered data set, or module:callable")
+    name: Annotated[str | None, Named("data set")] = Field(
+        None, description="a registered data set, or module:callable"
+    )
     path: str | None = Field(None, description="a folder or file of your own")
     contract: ContractSection | None = Field(None, description="what all sites' data is read by")
     partition: str | None = Field(
@@ -197,7 +211,9 @@ class DataSection(Section):
 class ModelSection(Section):
     """`[model]`: which model."""
 
-    name: str | None = Field(None, description="a registered model, or module:callable")
+    name: Annotated[str | None, Named("model")] = Field(
+        None, description="a registered model, or module:callable"
+    )
     args: dict[str, Any] = Field({}, description="arguments of the model")
     weights: str | None = Field(None, description="a safetensors file to start from")
     fresh: list[str] = Field([], description="patterns of entries that do not start from weights")
@@ -209,9 +225,13 @@ class ModelSection(Section):
 class TaskSection(Section):
     """`[task]`: what models learn; the data's targets decide unless it is named."""
 
-    name: str | None = Field(None, description="a registered task, or module:callable")
-    loss: str | None = Field(None, description="a loss by name, or module:callable")
-    metrics: list[str] | None = Field(
+    name: Annotated[str | None, Named("task")] = Field(
+        None, description="a registered task, or module:callable"
+    )
+    loss: Annotated[str | None, Named("loss")] = Field(
+        None, description="a loss by name, or module:callable"
+    )
+    metrics: Annotated[list[str] | None, Named("metric")] = Field(
         None, min_length=1, description="metrics by name, or module:callable; the first decides"
     )
     class_weights: Literal["balanced"] | list[float] | None = Field(
@@ -233,7 +253,7 @@ class EvaluationSection(Section):
     report: Literal["last", "best"] = Field(
         "last", description="show the last round, or the best one on validation data"
     )
-    metrics: list[str] = Field(
+    metrics: Annotated[list[str], Named("metric")] = Field(
         [], description="metrics by name, or module:callable, beside those of the task"
     )
 
@@ -293,7 +313,7 @@ class Experiment(Section):
     """A whole configuration."""
 
     format: Literal[1] = Field(1, description="version of this schema")
-    methods: list[str] = Field(
+    methods: Annotated[list[str], Named("method")] = Field(
         ["singleset", "fedavg", "fedprox", "fedbn"], min_length=1, description="what to compare"
     )
     seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(
@@ -359,3 +379,19 @@ class Experiment(Section):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}: {values} names one twice")
         return self
+
+
+def name_keys(section: type[BaseModel] = Experiment, above: str = "") -> dict[str, str]:
+    """Return what is named by each key that names code, for example `model` by `model.name`.
+
+    Examples:
+        >>> name_keys()["task.loss"]
+        'loss'
+    """
+    found: dict[str, str] = {}
+    for key, field in section.model_fields.items():
+        found |= {f"{above}{key}": one.what for one in field.metadata if isinstance(one, Named)}
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= name_keys(kind, f"{above}{key}.")
+    return found

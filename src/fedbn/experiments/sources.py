@@ -47,7 +47,8 @@ def data_name(section: DataSection) -> tuple[str, str | None]:
 
 def named_files(path: str | None, section: DataSection | ModelSection) -> list[str]:
     """Say that a path was opened which a file names and nobody typed; a sentence or none."""
-    return [f"read {path}, which {section.held.file} names"] if path and section.held else []
+    held = section.held
+    return [f"read {path}, which {held.file} names"] if path and held.announced else []
 
 
 def load_federation(
@@ -211,7 +212,7 @@ def task_of(experiment: Experiment, federation: Federation, own: TaskChoice | No
         section.metrics,
         section.class_weights,
         further,
-        section.held,
+        experiment.held,
     )
     return (named if own is None else own.over(named)).make()
 

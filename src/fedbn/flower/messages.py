@@ -351,7 +351,7 @@ def report_order(federation: str) -> Order:
 def job_of(order: Order, device: str | None = None, weights: Path | None = None) -> Job:
     """Read the job that an order is about; the device and the place of files are a site's own."""
     raw: dict[str, Any] = dict(order.experiment)
-    held = Held("the server's configuration")
+    held = Held("the server's configuration", foreign=True)
     if not all(isinstance(raw.get(key, {}), dict) for key in ("training", "model", "data")):
         checked(raw, held.file, held)  # says so
     if other := raw.get("data", {}).keys() - {"contract"}:

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedbn import registry
 from fedbn.core.plan import remarks
 from fedbn.errors import ConfigError, FedbnError, NotApproved, TooFewClients
 from fedbn.experiments import configuration
@@ -42,7 +43,9 @@ from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_engine import FlowerEngine
 from fedbn.flower.site import one_thread
+from fedbn.flower.site_app import trusted_in
 from fedbn.flower.status_page import StatusPage
+from fedbn.registry import Held
 from fedbn.runs.folder import RunFolder, check_name
 
 log = logging.getLogger("flwr")  # what the server app's process shows
@@ -123,7 +126,9 @@ def make_app() -> ServerApp:
         file = configuration.find(str(config["experiment"])) if config.get("experiment") else None
         raw = read_toml(file) if file else {}
         raw = with_settings(raw, [s for s in str(config.get("set") or "").split(";") if s.strip()])
-        experiment = checked(raw, str(file or "configuration"))
+        registry.trust(trusted_in(config))
+        where = str(file or "configuration")
+        experiment = checked(raw, where, foreign(where))
         folder = RunFolder(Path(str(config.get("out") or "fedbn-run")).resolve())
         if not folder.config.exists():
             folder.begin(raw)
@@ -168,9 +173,17 @@ def watch(child: Child, stop: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
+def foreign(where: str) -> Held:
+    """Return the source of the names in an experiment of a federation.
+
+    No module is imported without `--trust`: files next to the experiment may be another party's.
+    """
+    return Held(where, foreign=True)
+
+
 def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: str) -> None:
     """Start or continue a run and see it to its end."""
-    experiment = checked(raw, where)
+    experiment = checked(raw, where, foreign(where))
     only = the_only_run(folder, service.folder.path.name)
     with service.folder.locked(), only, grid_of(folder) as grid:
         serve(grid, experiment, service)

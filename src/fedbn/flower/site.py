@@ -19,11 +19,11 @@ from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
-from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, Misfit, reason
+from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, Misfit, Untrusted, reason
 from fedbn.experiments.data_survey import SiteReport, report_of
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
-from fedbn.experiments.schema import ContractSection, DataSection
+from fedbn.experiments.schema import ContractSection
 from fedbn.experiments.sources import alone
 from fedbn.flower import messages
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
@@ -77,7 +77,7 @@ class Site:
         if "names" not in self.options.policy.sends:
             raise Forbidden("the site's policy forbids to name columns and classes (sends)")
         with _own_data(self.options.data):
-            return report_of(DataSection.model_validate(dict(self.options.data)), self.options.name)
+            return report_of(self.options.section, self.options.name)
 
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
         """Say what the site would answer, and whether it may: without a server."""
@@ -118,7 +118,7 @@ class Site:
         return self._read(None)
 
     def _read(self, contract: ContractSection | None) -> Federation:
-        section = DataSection.model_validate(dict(self.options.data))
+        section = self.options.section
         with _own_data(self.options.data):
             found = alone(section.model_copy(update={"contract": contract}), self.options.name)
             check_federation(found)
@@ -223,6 +223,10 @@ def _public(error: Exception, options: SiteOptions) -> str:
         return f"its data does not fit{said}; `fedbn federation check` at the site says more"
     if kind := _unforeseen(error):
         return f"not foreseen: {kind}; `fedbn federation log` at the site says more"
+    if isinstance(error, Untrusted):
+        return (
+            f"the order names module {error.module}, imported here only with --trust {error.module}"
+        )
     text = shown(error)
     for place in (options.folder, options.home, options.weights, options.data.get("path")):
         text = text.replace(shown(place), "…") if place and os.sep in str(place) else text

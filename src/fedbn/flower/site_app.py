@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedbn import registry
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import looks_like_path, with_settings
 from fedbn.experiments.schema import DataSection
@@ -26,6 +27,7 @@ from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import reach
 from fedbn.flower.site import Site, one_thread, reply
 from fedbn.flower.site_job import SiteOptions
+from fedbn.registry import TYPED, Held
 from fedbn.runs.folder import check_name
 
 _ACCEPTED = "SuperNode ID"
@@ -33,6 +35,7 @@ _REFUSED = ("activat", "public key", "unauthorized")
 # Longer than the server takes to see that a node which was killed is gone.
 _PATIENCE = 30.0
 _LONGEST_CUT = 3600.0
+_OF_THE_RUN = Held("the configuration of the Flower run", foreign=True)
 
 
 def join(
@@ -145,6 +148,7 @@ def make_app() -> ClientApp:
     def handle(message: Message, context: Context) -> Message:
         one_thread()
         try:
+            registry.trust(trusted_in(context.node_config))
             site = _site(_options(context))
         except FedbnError as error:
             return Message(messages.put(messages.Sorry(reason=str(error)[:2000])), reply_to=message)
@@ -156,35 +160,42 @@ def make_app() -> ClientApp:
     return app
 
 
+def trusted_in(config: Mapping[str, Any]) -> list[str]:
+    """Return the modules that one of Flower's configurations trusts, as in `trust="one,other"`."""
+    return [name.strip() for name in str(config.get("trust") or "").split(",") if name.strip()]
+
+
 @cache
-def _site(key: tuple[str, str, str]) -> Site:
-    name, data, folder = key
+def _site(key: tuple[str, str, str, Held]) -> Site:
+    name, data, folder, held = key
     place = Path(folder) / "flwr" / check_name(name, "site") if folder else None
-    return Site(SiteOptions(name, data_section(data), place, policy=Policy(approval=False)))
+    policy = Policy(approval=False)
+    return Site(SiteOptions(name, data_section(data), place, policy=policy, held=held))
 
 
-def _options(context: Context) -> tuple[str, str, str]:
+def _options(context: Context) -> tuple[str, str, str, Held]:
     """Read the node's configuration; in a simulation a partition is a client of the data.
 
     A simulation has one configuration for all nodes, so its state folder has one folder a site.
     """
     given, run = context.node_config, context.run_config
     data = str(given.get("data") or run.get("data") or "digits_mini")
+    held = TYPED if given.get("data") else _OF_THE_RUN
     name = str(given.get("site") or "")
     if not name and "partition-id" in given:
-        names, number = _client_names(data), int(str(given["partition-id"]))
+        names, number = _client_names(data, held), int(str(given["partition-id"]))
         if number >= len(names):
             most = f"{data} has {len(names)} clients, so num-supernodes may be at most {len(names)}"
             raise ConfigError(f"node {number} of the simulation has no data: {most}")
         name = names[number]
     if not name:
         raise ConfigError("node configuration: `site` is missing, as in --node-config 'site=\"a\"'")
-    return name, data, str(given.get("state-dir") or run.get("state-dir") or "")
+    return name, data, str(given.get("state-dir") or run.get("state-dir") or ""), held
 
 
 @cache
-def _client_names(data: str) -> list[str]:
-    section = DataSection.model_validate(data_section(data))
+def _client_names(data: str, held: Held) -> list[str]:
+    section = DataSection.model_validate(data_section(data), context=held)
     return [client.name for client in load_federation(section).clients]
 
 

@@ -38,6 +38,7 @@ from fedbn.experiments.configuration import checked
 from fedbn.experiments.environment import differences, environment_of, facts_by_setting
 from fedbn.experiments.jobs import DEFAULT, Event, Job
 from fedbn.experiments.planner import plan_of, resolved
+from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import task_of
 from fedbn.fast import speedups
 from fedbn.flower import messages
@@ -45,6 +46,7 @@ from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
 from fedbn.flower.policy import OPEN, Policy
 from fedbn.flower.status_page import StatusPage
+from fedbn.registry import TYPED, Held
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder, folder_name
 
@@ -68,6 +70,12 @@ class SiteOptions:
     policy: Policy = OPEN  # what it allows
     home: Path | None = None  # where the experiments lie that a person approved
     log: AuditLog = field(default_factory=AuditLog)  # what was asked and what left the site
+    held: Held = TYPED  # where `data` comes from: a person typed it at the site
+
+    @property
+    def section(self) -> DataSection:
+        """The site's data as a checked section."""
+        return DataSection.model_validate(dict(self.data), context=self.held)
 
 
 class Failed(FedbnError):  # noqa: N818 - the name says what happened

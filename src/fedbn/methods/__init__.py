@@ -47,9 +47,9 @@ def pieces_of(spec: str) -> list[str]:
 
 
 def parse_method(
-    spec: str, defaults: Mapping[str, Any] | None = None, held: registry.Held | None = None
+    spec: str, defaults: Mapping[str, Any] | None = None, held: registry.Held = registry.TYPED
 ) -> Method:
-    """Make a method from its written form.
+    """Make a method from its written form; `held` says where that comes from.
 
     Examples:
         >>> parse_method("fedbn + prox(0.1)").name
@@ -71,7 +71,7 @@ def parse_method(
     return replace(method, name="+".join(pieces))
 
 
-def _part(name: str, held: registry.Held | None) -> Callable[..., Any]:
+def _part(name: str, held: registry.Held) -> Callable[..., Any]:
     known = (*PARTS, *registry.names(fedbn.methods))
     if ":" not in name and name not in known:
         raise ConfigError(unknown("part of a method", name, known))

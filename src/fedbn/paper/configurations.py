@@ -12,10 +12,20 @@ from fedbn import registry
 from fedbn.data.digit_domains import digits_folder
 from fedbn.data.digit_files import DIGIT_DOMAINS, find_source
 from fedbn.errors import ConfigError
-from fedbn.experiments.configuration import Raw, changed, checked, held_by, overridden, scaled
+from fedbn.experiments.configuration import (
+    Raw,
+    allow_typed,
+    changed,
+    checked,
+    held_by,
+    held_in,
+    overridden,
+    scaled,
+)
 from fedbn.experiments.merging import Merged, put_together
 from fedbn.experiments.schema import Experiment
 from fedbn.paper.items import Entry
+from fedbn.registry import Held
 from fedbn.runs.folder import RunFolder
 from fedbn.text import flat
 
@@ -100,6 +110,7 @@ class Asked:
     changes: tuple[str, ...]
     comparable: bool
     cut: bool
+    held: Held
 
 
 def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable[str]) -> Asked:
@@ -114,7 +125,9 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
                 f"--set {key}: belongs to the item's file. Copy {where}, change it there, and run "
                 f"`fedbn reproduce COPY.toml`"
             )
-    checked(entry.raw, where)
+    held = held_in(entry.file)
+    allow_typed(flags, settings, where)
+    checked(entry.raw, where, held)
     raw = scaled(dict(entry.raw), scale)
     without: Mapping[str, Any] = entry.how.get("without", {})
     for need in missing(overridden(raw, flags, settings, where)):
@@ -126,16 +139,16 @@ def asked(entry: Entry, scale: str, flags: Mapping[str, Any], settings: Iterable
             raw = changed(raw, without[ORIGINALS])  # not there whole, or cut to equal size
     final = overridden(raw, flags, settings, where)
     final.pop("quick", None)
-    checked(final, where)
-    return _asked(entry, final)
+    checked(final, where, held)
+    return _asked(entry, final, held)
 
 
-def _asked(entry: Entry, used: Raw) -> Asked:
+def _asked(entry: Entry, used: Raw, held: Held) -> Asked:
     paper = entry.paper or entry.raw
     own = () if entry.paper else (f"settings of {entry.file.name}, not the paper's",)
     comparable = entry.paper is not None and _data(used) == _data(entry.paper)
     changes, cut = departures(paper, used)
-    return Asked(used, (*own, *changes), comparable, cut)
+    return Asked(used, (*own, *changes), comparable, cut, held)
 
 
 def missing(raw: Mapping[str, Any]) -> list[str]:
@@ -169,5 +182,6 @@ def shown_runs(
     found = put_together([RunFolder(run) for run in runs])
     raw = {**found.raw, "reproduce": dict(entry.how)}
     folder = found.parts[0].folder
-    checked(raw, str(folder.config), held_by(folder))
-    return _asked(entry, raw), found
+    held = held_by(folder)
+    checked(raw, str(folder.config), held)
+    return _asked(entry, raw, held), found

@@ -14,6 +14,7 @@ from typing import Any
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments import configuration
 from fedbn.experiments.configuration import read_toml
+from fedbn.registry import UNKNOWN, Held
 from fedbn.results import aggregate
 from fedbn.results.aggregate import Records
 from fedbn.results.paired_tests import paired, welch
@@ -99,6 +100,7 @@ class Request:
     cut: bool = False
     # The run folder that is shown, where one was given; None for what is trained here.
     source: Path | None = None
+    held: Held = UNKNOWN  # where the names in the configuration come from
     # What is known of the data of the runs that are shown, by setting.
     inputs: Mapping[str, Any] | None = None
 

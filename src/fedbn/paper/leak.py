@@ -64,7 +64,7 @@ def leak(request: Request) -> Outcome:
     found: Found = defaultdict(lambda: defaultdict(dict))
     shown: dict[str, Tensor] = {}
     planner = Planner()
-    for job in jobs(checked(request.several())):
+    for job in jobs(checked(request.several(), request.name, request.held)):
         request.tell(f"{job.method.name} seed {job.seed}: training, then attacking")
         plan, own = planner.plan(job), found[job.method.name]
         state = run_plan(plan, workers=request.workers)

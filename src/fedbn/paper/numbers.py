@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedbn.core.metric import first_metric
 from fedbn.errors import ConfigError, unknown
-from fedbn.experiments.configuration import checked, held_by
+from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import named_jobs, settings
 from fedbn.experiments.schema import Experiment, ReproduceSection
 from fedbn.experiments.sources import load_federation
@@ -158,8 +158,7 @@ def trained_study(request: Request) -> tuple[Request, Study]:
 
 def studied(request: Request, records: Records) -> Study:
     """Put together what a request's training gave."""
-    held = held_by(RunFolder(request.source)) if request.source else None
-    experiment = checked(request.experiment, request.name, held)
+    experiment = checked(request.experiment, request.name, request.held)
     assert experiment.reproduce is not None
     done, unfinished = _finished(experiment, records)
     run = request.source or request.folder / "run"

@@ -124,7 +124,8 @@ def data_view(request: Request) -> Outcome:
     also = options["also"]
     if not isinstance(also, list) or not all(isinstance(name, str) for name in also):
         raise refused("also", also, "legal is a list of data sets' names")
-    sections = [checked(request.experiment).data, *(DataSection(name=name) for name in also)]
+    others = [DataSection.model_validate({"name": name}, context=request.held) for name in also]
+    sections = [checked(request.experiment, request.name, request.held).data, *others]
     # Without changes, quick is no other than the paper's scale.
     said = [request.label] if request.changes else []
     tables, figures, remarks = [], [], []

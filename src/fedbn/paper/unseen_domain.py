@@ -49,7 +49,7 @@ def unseen_domain(request: Request) -> Outcome:
     if not isinstance(new := options["new"], Mapping):
         raise refused("new", new, "legal is a table of options of morpho_mnist")
     raw = {"data": {"name": "morpho_mnist", **new}}
-    newcomers = load_federation(checked(raw, "reproduce.options.new").data)
+    newcomers = load_federation(checked(raw, "reproduce.options.new", request.held).data)
     request, study = trained_study(request)
     scores: Scores = defaultdict(lambda: defaultdict(list))
     for job in jobs_of(place := request.source or request.folder / "run"):

@@ -145,13 +145,18 @@ class RunFolder:
     def _of_job(self, kind: str, method: str, setting: str, seed: int) -> Path:
         return self.path / kind / folder_name(method) / folder_name(setting) / f"seed-{seed}"
 
-    def begin(self, request: Mapping[str, Any]) -> list[Path]:
-        """Make the folder and put the request into it; returns the folders that were made."""
+    def begin(self, request: Mapping[str, Any], modules: Path | None = None) -> list[Path]:
+        """Make the folder and put the request into it; returns the folders that were made.
+
+        `modules` is the folder of the experiment file, if there is one.
+        """
         with explained(self.path, ConfigError):
             self.check_empty()
             made = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-        content = {"directory": str(Path.cwd()), "request": request}
+        content: dict[str, Any] = {"directory": str(Path.cwd()), "request": request}
+        if modules is not None:
+            content["modules"] = str(modules)
         try:
             write_atomically(self.request, tomli_w.dumps(content).encode())
         except FedbnError:
@@ -199,6 +204,19 @@ class RunFolder:
         if self.request.is_file():
             return Path(self._request("directory", str))
         return Path(self.read_environment().get("directory", "."))
+
+    def modules(self) -> Path | None:
+        """Return the folder of the experiment file; None if the run was started without a file."""
+        if self.request.is_file():
+            found = _toml(self.request).get("modules")
+        else:
+            found = self.read_environment().get("modules")
+        return Path(found) if isinstance(found, str) else None
+
+    def module_places(self) -> list[Path]:
+        """Return the folders in which the user's own modules lie."""
+        places = [self.modules(), self.directory()]
+        return [place for place in places if place is not None]
 
     def _request(self, key: str, kind: type[T]) -> T:
         value = _toml(self.request).get(key)

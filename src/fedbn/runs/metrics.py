@@ -164,6 +164,7 @@ class Environment(_Part):
     data: dict[str, Any]
     directory: str = Field(".", pattern=r"^[^\x00]*$")
     inputs: dict[str, _Inputs] = {}
+    modules: str | None = Field(None, pattern=r"^[^\x00]*$")
     task: _Task | None = None
     threads: dict[str, Any] = {}
     versions: dict[str, str] = {}

@@ -15,7 +15,7 @@ from fedbn import registry
 from fedbn.core.metric import Metric
 from fedbn.core.task import Loss, Task, named_once
 from fedbn.errors import ConfigError, unknown
-from fedbn.registry import Held
+from fedbn.registry import TYPED, Held
 from fedbn.tasks.metrics import FURTHER, METRICS
 from fedbn.tasks.standard import LOSSES
 
@@ -38,7 +38,7 @@ class TaskChoice:
     class_weights: str | Sequence[float] | None = None  # `balanced`, or a number a class
     # Metrics beside those of the task, as `metrics`; they decide nothing.
     further: Sequence[GivenMetric] | None = None
-    held: Held | None = None  # the file that holds the names; None where a person typed them
+    held: Held | None = None  # where the names come from; None: a person typed them
 
     def over(self, other: TaskChoice) -> TaskChoice:
         """Take what is given here in place of what is there."""
@@ -71,7 +71,7 @@ class TaskChoice:
             return self.task
         build = self.task or "classification"
         if isinstance(build, str):
-            build = registry.find(fedbn.tasks, build, "task", self.held)
+            build = registry.find(fedbn.tasks, build, "task", self.held or TYPED)
         signature = registry.signature_of(build, f"task {_called(self.task)}")
         weighs = "class_weights" in signature.parameters
         if self.class_weights is not None and not weighs:
@@ -85,7 +85,7 @@ class TaskChoice:
 
     def _named(self, asked: str, known: Mapping[str, T], what: str) -> T | Callable[..., Any]:
         if ":" in asked:
-            return registry.find(fedbn.tasks, asked, what, self.held)
+            return registry.find(fedbn.tasks, asked, what, self.held or TYPED)
         if asked not in known:
             raise ConfigError(unknown(what, asked, [*known, "module:callable"]))
         return known[asked]

@@ -47,7 +47,7 @@ def find_trackers(names: Iterable[str]) -> dict[str, Make]:
     """Find trackers before anything is written or trained."""
     found: dict[str, Make] = {}
     for name in names:
-        found[name] = registry.find(tracking, name, "tracker")
+        found[name] = registry.find(tracking, name, "tracker", registry.TYPED)
         needs = getattr(sys.modules[found[name].__module__], "NEEDS", ())
         missing = [package for package in needs if importlib.util.find_spec(package) is None]
         if missing:
