@@ -101,6 +101,22 @@ def test_an_order_that_names_data_is_refused_before_its_module_is_imported(
     assert "an order names data.name" in said
 
 
+def test_an_import_that_fails_at_a_site_shows_no_folder_to_the_server(
+    bench: Bench, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = mark.parent / "a folder"
+    folder.mkdir()
+    for place, name in ((mark.parent, "half"), (folder, "other")):
+        (place / f"{name}.py").write_text(f"from {name}_empty import nothing\n")
+        (place / f"{name}_empty.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    for name in ("half", "other"):
+        registry.trust(name)
+        said = answered(bench.site("plain"), order_with("methods", f"{name}:method"))
+        assert f"importing {name} failed" in said
+        assert "/" not in said
+
+
 def test_a_name_that_a_site_types_for_its_data_is_no_name_for_the_server(
     bench: Bench, mark: Path
 ) -> None:

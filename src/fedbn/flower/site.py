@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +36,10 @@ from fedbn.runs.folder import check_name
 from fedbn.text import shown
 
 log = logging.getLogger("fedbn")
+_REST = r"[^\s'\"()\[\]:;,<>`]*"
+# An absolute path. Paths with spaces in them are found by the folders that are known to be here;
+# `…` stands for a folder of the site, and what follows it may be told.
+_PATH = re.compile(r"(?<![\w.…])(?:[A-Za-z]:[\\/]|/)" + _REST)
 # The same words whether the data fits an experiment that nobody approved, or does not.
 _WAITS = "waits for approval by a person at the site, or is refused there: its own log says which"
 
@@ -230,7 +237,16 @@ def _public(error: Exception, options: SiteOptions) -> str:
     text = shown(error)
     for place in (options.folder, options.home, options.weights, options.data.get("path")):
         text = text.replace(shown(place), "…") if place and os.sep in str(place) else text
-    return text
+    return _without_paths(text)
+
+
+def _without_paths(text: str) -> str:
+    """Take every path of this machine out of a text, as the file that an import error names."""
+    places = sorted({shown(place) for place in (Path.cwd(), *sys.path)}, key=len, reverse=True)
+    for place in places:
+        if os.sep in place.strip(os.sep):
+            text = re.sub(re.escape(place) + _REST, "…", text)
+    return _PATH.sub("…", text)
 
 
 def _unforeseen(error: BaseException) -> str:
