@@ -25,11 +25,12 @@ from fedbn.experiments.jobs import Job, jobs
 from fedbn.experiments.planner import Planner
 from fedbn.experiments.runner import Memory, run_plan
 from fedbn.flower import messages, server_app, site_app
+from fedbn.flower.approvals import Approvals
 from fedbn.flower.audit_log import AuditLog, read as read_log
 from fedbn.flower.credentials import make_key
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import Member, Order, report_order
-from fedbn.flower.policy import Approvals, Policy
+from fedbn.flower.policy import Policy
 from fedbn.flower.site import Site, reply
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import metrics

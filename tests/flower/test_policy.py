@@ -19,9 +19,10 @@ from fedbn.cli.main import app
 from fedbn.errors import ConfigError, NotApproved, TooFewClients
 from fedbn.experiments.configuration import checked
 from fedbn.flower import messages, server_app
+from fedbn.flower.approvals import Approvals
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import KEY, Order
-from fedbn.flower.policy import Approvals, Forbidden, Policy, read_policy
+from fedbn.flower.policy import Forbidden, Policy, read_policy
 from fedbn.runs.folder import RunFolder
 
 STRICT = Policy(approval=False)

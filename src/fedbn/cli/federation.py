@@ -15,11 +15,12 @@ from fedbn.cli.console import emit, print_table, say
 from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
 from fedbn.flower import credentials, preflight, server_app, site_app
+from fedbn.flower.approvals import Approvals
 from fedbn.flower.audit_log import AuditLog, log_of
 from fedbn.flower.federation_folder import FederationFolder, write_unit
 from fedbn.flower.internals_node import follow
 from fedbn.flower.internals_server import Control
-from fedbn.flower.policy import Approvals, Policy, read_policy
+from fedbn.flower.policy import Policy, read_policy
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import write_atomically

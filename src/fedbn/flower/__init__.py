@@ -7,7 +7,8 @@ every engine; here is what carries it between machines and what survives when on
 credentials federation_folder     what `federation init` makes: keys, certificates, one file a site
 preflight                         what can be known before anything runs
 messages messaging membership     what is said, letters and answers, who takes part
-policy audit_log status_page      what a site allows; what auditors check, and what people watch
+policy approvals                  what a site allows; which experiments a person there approved
+audit_log status_page             what auditors check, and what people watch
 server_engine server_app          at the server: a round whose clients are sites, a whole run
 site site_job site_app            at a site: BatchNorm on its own disk, training, the answers
 client_mod                        FedBN in a Flower app of one's own: `keep_local`

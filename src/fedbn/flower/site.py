@@ -29,8 +29,9 @@ from fedbn.experiments.planner import plan_of
 from fedbn.experiments.schema import ContractSection
 from fedbn.experiments.sources import alone
 from fedbn.flower import messages
+from fedbn.flower.approvals import Approvals, asked_by
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
-from fedbn.flower.policy import Approvals, Forbidden, asked_by, check_order, check_runs
+from fedbn.flower.policy import Forbidden, check_order, check_runs
 from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
 from fedbn.text import shown
