@@ -22,7 +22,7 @@ from fedbn.flower import messages, server_app
 from fedbn.flower.approvals import Approvals
 from fedbn.flower.membership import Expected
 from fedbn.flower.messages import KEY, Order
-from fedbn.flower.policy import Forbidden, Policy, read_policy
+from fedbn.flower.policy import OPEN, Forbidden, Policy, read_policy
 from fedbn.runs.folder import RunFolder
 
 STRICT = Policy(approval=False)
@@ -74,9 +74,9 @@ def test_without_a_policy_a_server_takes_a_picture_out_of_a_site(bench: Bench) -
     [
         (ATTACK, r"forbids 1 samples a batch \(min_batch = 8\)"),
         (training(batch_size=8), r"forbids 8 samples behind an update \(min_samples = 32\)"),
-        (undoing(optimizer_args={"weight_decay": 2.0**20}), r"forbids steps that undo 1 of others"),
-        (undoing(optimizer_args={"dampening": 1.0, "momentum": 1.0}), r"undo 1 of others \(lr \* "),
-        ({**undoing(), "methods": ["fedprox(1048576)"]}, r"at most 0.1\) \(min_samples\)"),
+        (undoing(optimizer_args={"weight_decay": 2.0**20}), r"SGD with weight_decay = 1048576.0"),
+        (undoing(optimizer_args={"dampening": 1.0, "momentum": 0.9}), r"SGD with dampening = 1.0"),
+        ({**undoing(), "methods": ["fedprox(1048576)"]}, r"forbids steps that undo 1 of others"),
         (training(batch_size=8, local_steps=4), r"forbids 1 sites a round \(min_sites = 2\)"),
         ({**RAW, "training": {"rounds": 1001}}, r"1,001 rounds \(max_rounds = 1,000\)"),
         ({**RAW, "training": {"rounds": 1, "local_epochs": 500}}, r"2,000 batches a round \("),
@@ -87,6 +87,60 @@ def test_what_the_strict_policy_forbids_is_refused_and_named(bench: Bench, raw, 
     with pytest.raises(TooFewClients, match=rule):
         bench.run(grid, raw)
     assert not [answer for _, _, answer in grid.log if messages.SHARED in answer.content]
+
+
+# An undone update of the published attacks: the last batch alone is left in it.
+LAST_OF_TWO = {"batch_size": 31, "last_batch": "keep", "local_epochs": 1}
+LAST_OF_EIGHT = {"batch_size": 8, "local_epochs": 1}
+UNDOES = {"optimizer": "AdamW", "lr": 100.0, "optimizer_args": {"eps": 1e12, "betas": [0.0, 0.0]}}
+AVERAGES = {"optimizer": "ASGD", "lr": 1e-9, "optimizer_args": {"lambd": 1e9, "alpha": 0.0}}
+GROWS = {"schedule": "ExponentialLR", "schedule_args": {"gamma": 1e4}, "rounds": 2}
+
+
+def published(**values: object) -> dict:
+    return {**ATTACK, "training": {"rounds": 1, **values}}
+
+
+@pytest.mark.shows("H07")
+@pytest.mark.parametrize(
+    ("raw", "rule"),
+    [
+        (
+            published(**LAST_OF_TWO, **UNDOES),
+            r"2 samples in the last batch of a pass \(min_batch = 8; training.last_batch = 'merge'",
+        ),
+        (published(**LAST_OF_EIGHT, **UNDOES), r"AdamW with betas = \(0.0, 0.0\) \(allowed: "),
+        (published(**LAST_OF_EIGHT, **AVERAGES), r"optimizer ASGD \(optimizers = \['SGD', 'Adam'"),
+        (
+            published(**LAST_OF_EIGHT, **GROWS),
+            r"a learning rate of 100 in round 2 \(allowed: 0 to 1",
+        ),
+        (
+            {**published(**LAST_OF_EIGHT), "task": {"class_weights": [1.0] * 9 + [1e6]}},
+            r"class weights of which one is more than 2 times another .*max_class_weight = 2",
+        ),
+        (
+            {**published(**LAST_OF_EIGHT), "task": {"class_weights": [0.0] * 9 + [1.0]}},
+            r"class weights of which one is more than 2 times another",
+        ),
+    ],
+)
+def test_published_attacks_are_refused_by_the_default_policy(bench: Bench, raw, rule) -> None:
+    grid = grid_with(bench, STRICT)
+    with pytest.raises(TooFewClients, match=rule):
+        bench.run(grid, raw)
+    assert not [answer for _, _, answer in grid.log if messages.SHARED in answer.content]
+
+
+def test_the_published_attack_works_where_updates_are_not_bounded(bench: Bench) -> None:
+    """The default AdamW decays by 0.01: with lr = 100 each step undoes all before it."""
+    grid = grid_with(bench, OPEN)
+    bench.run(grid, published(**LAST_OF_TWO, **UNDOES))
+    _, sent, answer = next(e for e in grid.log if messages.SHARED in e[2].content)
+    before, after = (load(m.content[messages.SHARED][KEY].data) for m in (sent, answer))
+    last = after["1.weight"].double() * 1e10  # the gradient of the last batch, at weights of zero
+    assert last.abs().max() < 1.0 < 1e10 * before["1.weight"].abs().max()
+    assert 1 <= torch.linalg.matrix_rank(last, rtol=1e-4) <= 2  # two samples and no third
 
 
 @pytest.mark.shows("H08")

@@ -1,5 +1,6 @@
 """What a site allows: a TOML file at the site.
 
+`update_bounds` has the rules about how much one batch may count in an update.
 An order is examined by the policy before anything is trained, whatever the server was told before.
 How many sites take part in a round, and which, is the server's word: the policy believes it.
 """
@@ -24,11 +25,11 @@ from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import explained, read_toml
 from fedbn.experiments.sources import suggested_for
 from fedbn.flower.messages import Order
+from fedbn.flower.update_bounds import OPTIMIZERS, forbidden, undecided
 from fedbn.methods import pieces_of
 
 _SHORTEST_HASH = 16
 _EPOCHS = 100  # of its own that a site trains a round, at most, unless the policy says steps
-_DECAY = 0.1  # of what earlier batches did, that a step may undo
 _TITLE = "# What this site allows. `fedbn federation join` reads it when it starts.\n"
 
 
@@ -48,12 +49,23 @@ class Policy(BaseModel):
         default_factory=lambda: registry.names(fedbn.models),
         description="by name, or by the hash that `federation check` shows",
     )
-    min_batch: int = Field(8, ge=1, description="samples in a batch, at least")
+    optimizers: list[str] = Field(
+        list(OPTIMIZERS),
+        description="of torch.optim; one that is added has torch's default arguments",
+    )
+    min_batch: int = Field(8, ge=1, description="samples in a batch, at least, the last one too")
     min_samples: int = Field(32, ge=1, description="distinct samples behind an update, at least")
     min_sites: int = Field(2, ge=1, description="sites in a round, at least")
     max_rounds: int = Field(1000, ge=1, description="rounds of a run, at most")
     max_runs: int = Field(100, ge=1, description="runs whose folders lie here, at most")
     max_steps: int = Field(0, ge=0, description="batches a round, at most; 0: 100 own epochs")
+    max_class_weight: float = Field(
+        2.0, ge=1, description="how much more a class may count than another in the loss"
+    )
+    bound_updates: bool = Field(
+        True,
+        description="the last batch has at most twice its share of an update; false: anything goes",
+    )
     sends: list[Literal["loss", "scores", "names"]] = Field(
         ["loss", "scores", "names"],
         description="numbers that go to the server; names: of columns, classes and categories",
@@ -73,7 +85,7 @@ class Policy(BaseModel):
 # Where everything runs on one machine for trying out: no site is another's.
 OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
-    approval=False,
+    bound_updates=False, approval=False,
 )  # fmt: skip
 
 
@@ -94,10 +106,13 @@ def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
     _bounded(policy, "max_rounds", plan.training.rounds, "rounds")
     if order.round > plan.training.rounds:
         raise Forbidden(f"round {order.round} of {plan.training.rounds}: the run is over")
-    _check_samples(policy, order, plan, own)
+    if order.kind == "train" and order.round < 1:
+        raise Forbidden(f"round {order.round} to train: the first one is round 1")
+    _check_samples(policy, plan, own)
     if order.members:
         _bounded(policy, "min_sites", plan.clients_a_round, "sites a round")
     _check_steps(policy, plan, own)
+    _check_update(policy, order, plan, own)  # counts steps one by one, so not before their limit
 
 
 def check_runs(policy: Policy, root: Path, run: Path) -> None:
@@ -125,18 +140,30 @@ def _check_model(policy: Policy, order: Order, plan: Plan) -> None:
     raise _forbidden(f"model {name} ({found[:16]})", f"models = {policy.models}")
 
 
-def _check_samples(policy: Policy, order: Order, plan: Plan, own: Client) -> None:
-    """Refuse batches and updates of few samples: also by steps that undo those of other batches."""
+def _check_samples(policy: Policy, plan: Plan, own: Client) -> None:
+    """Refuse batches and updates of few samples."""
     sizes = plan.training.sizes(len(own.train))[: plan.steps(own)]
-    _bounded(policy, "min_batch", sizes[0], "samples a batch")  # what is left over is one of many
+    _bounded(policy, "min_batch", sizes[0], "samples a batch")
+    if sizes[-1] < policy.min_batch:
+        rest = f"{sizes[-1]:,} samples in the last batch of a pass"
+        raise _forbidden(
+            rest,
+            f"min_batch = {policy.min_batch:,}; training.last_batch = 'merge' joins them to the "
+            "batch before",
+        )
     _bounded(policy, "min_samples", sum(sizes), "samples behind an update")
-    training, args = plan.training.in_round(max(order.round, 1)), plan.training.optimizer_args
-    pulls = [getattr(rule, key, 0.0) for rule in plan.method.rules for key in ("mu", "alpha")]
-    decay = training.lr * (sum(pulls) + args.get("weight_decay", 0.0))
-    others = (args.get("dampening", 0.0), args.get("lr_decay", 0.0), args.get("momentum", 0.0) - 1)
-    if policy.min_samples > 1 and (most := max(decay, *others)) > _DECAY:
-        legal = f"lr * (weight_decay + mu), dampening, lr_decay: at most {_DECAY}"
-        raise _forbidden(f"steps that undo {most:g} of others ({legal})", "min_samples")
+
+
+def _check_update(policy: Policy, order: Order, plan: Plan, own: Client) -> None:
+    """Refuse what lets one batch, or one class, stand out in an update."""
+    if not policy.bound_updates:
+        return
+    if key := next(undecided(order.experiment), None):
+        raise _forbidden(f"{key}, a key that it has no decision for", "bound_updates = true")
+    round = order.round if order.kind == "train" else 0
+    reasons = forbidden(plan, own, policy.optimizers, policy.max_class_weight, round)
+    if reason := next(reasons, None):
+        raise Forbidden(f"the site's policy forbids {reason}")
 
 
 def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
