@@ -6,16 +6,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedbn.cli import console
-from fedbn.cli.console import emit, print_table, say
+from fedbn.cli import approval_view, console
+from fedbn.cli.console import emit, say
 from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
 from fedbn.flower import credentials, preflight, server_app, site_app
-from fedbn.flower.approvals import Approvals
+from fedbn.flower.approvals import Approvals, Asked
 from fedbn.flower.audit_log import AuditLog, log_of
 from fedbn.flower.federation_folder import FederationFolder, write_unit
 from fedbn.flower.internals_node import follow
@@ -24,6 +24,7 @@ from fedbn.flower.policy import Policy, read_policy
 from fedbn.flower.site_job import SiteOptions
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import write_atomically
+from fedbn.text import shown
 
 app = console.commands()
 
@@ -172,28 +173,50 @@ def approve(
     withdraw: Annotated[
         bool, typer.Option("--withdraw", help="Take the approval back; a run goes on without.")
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show long values in full.")] = False,
 ) -> None:
-    """Approve an experiment at a site, or list those that it was asked to take part in."""
-    approvals = Approvals(home_of(site))
+    """Approve an experiment at a site, or show those that it was asked to take part in.
+
+    Without EXPERIMENT every experiment that waits is shown in full, and nothing is approved.
+    """
+    home = home_of(site)
+    approvals, policy = Approvals(home), home / "policy.toml"
+    days = read_policy(policy).approval_days if policy.exists() else Policy().approval_days
     if experiment is not None:
+        _show_asked(approvals, approvals.find(experiment), days, full)
         done = approvals.decide(experiment, not withdraw)
         what = "approved" if done.approved else "approved no more"
-        log_of(home_of(site)).write(what, experiment=done.hash)
+        log_of(home).write(what, experiment=done.hash)
         say(f"{done.hash[:16]}: {what}")
-    rows = [
-        (one.hash[:16], one.approved or "waits", one.run, *_about(one.experiment))
-        for one in approvals.all()
-    ]
-    titles = "experiment approved run methods model rounds batch last_batch lr optimizer"
-    print_table(titles.split(), rows)
+        return
+    for one in approvals.all():
+        if one.is_approved(days):
+            emit(_headline(one, days))
+        else:
+            _show_asked(approvals, one, days, full)
 
 
-def _about(experiment: dict[str, Any]) -> tuple[object, ...]:
-    training, model = experiment["training"], experiment["model"]
-    named = f"{model.get('name', 'by shape')} {model.get('args') or ''}".strip()
-    numbers = (training.get(key) for key in ("rounds", "batch_size", "last_batch", "lr"))
-    steps = f"{training.get('optimizer', '')} {training.get('optimizer_args') or ''}".strip()
-    return ", ".join(experiment["methods"]), named, *numbers, steps
+def _headline(asked: Asked, days: int) -> str:
+    end = asked.expires(days)
+    if not asked.approved:
+        state = f"waits, asked {asked.asked}"
+    elif not asked.is_approved(days):
+        state = f"waits: its approval expired on {end:%Y-%m-%d}"
+    else:
+        state = f"approved {shown(asked.approved)}" + (f" until {end:%Y-%m-%d}" if end else "")
+    return f"{asked.hash[:16]}  {state}\n  run {shown(asked.run)[:70]}"
+
+
+def _show_asked(approvals: Approvals, asked: Asked, days: int, full: bool) -> None:
+    """Print all that an approval covers, and what changed since the last one."""
+    emit(_headline(asked, days))
+    emit()
+    for line in approval_view.table(asked, full):
+        emit(line)
+    emit()
+    for line in approval_view.differences(asked, approvals.last_approved(asked), full):
+        emit(line)
+    emit()
 
 
 @app.command(epilog="Example: fedbn federation status FED")

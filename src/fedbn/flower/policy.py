@@ -22,7 +22,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.rule import Rule
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, FedbnError
-from fedbn.experiments.configuration import explained, read_toml
+from fedbn.experiments.configuration import checked, explained, read_toml
 from fedbn.experiments.sources import suggested_for
 from fedbn.flower.messages import Order
 from fedbn.flower.update_bounds import OPTIMIZERS, forbidden, undecided
@@ -71,6 +71,9 @@ class Policy(BaseModel):
         description="numbers that go to the server; names: of columns, classes and categories",
     )
     approval: bool = Field(True, description="a person approves every new experiment")
+    approval_days: int = Field(
+        90, ge=0, le=36500, description="an approval ends after so many days; 0: never"
+    )
 
     def to_toml(self) -> str:
         """Render with a remark at every key."""
@@ -125,6 +128,8 @@ def _check_method(policy: Policy, order: Order, plan: Plan) -> None:
     written = ["+".join(pieces_of(spec)) for spec in order.experiment.get("methods", [])]
     if plan.method.name not in written:
         raise Forbidden(f"method {plan.method.name} is not in the experiment's list")
+    if order.seed not in checked(order.experiment, "the server's configuration").seeds:
+        raise Forbidden(f"seed {order.seed} is not in the experiment's list")
     found = {piece.partition("(")[0].strip() for piece in pieces_of(order.method)}
     known = registry.names(fedbn.methods)  # other pieces are parts; `--trust` decides of own code
     for name in sorted(found.intersection(known).difference(policy.methods)):

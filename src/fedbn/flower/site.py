@@ -29,7 +29,7 @@ from fedbn.experiments.planner import plan_of
 from fedbn.experiments.schema import ContractSection
 from fedbn.experiments.sources import alone
 from fedbn.flower import messages
-from fedbn.flower.approvals import Approvals, asked_by
+from fedbn.flower.approvals import Approvals, asked_by, contract_of
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
 from fedbn.flower.policy import Forbidden, check_order, check_runs
 from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
@@ -109,17 +109,18 @@ class Site:
         if policy.approval:
             if options.home is None:
                 raise ConfigError("the policy asks for approval, and the site has no folder")
-            Approvals(options.home).require(asked_by(order, plan))
+            Approvals(options.home).require(asked_by(order, plan), policy.approval_days)
 
     def _tells(self, order: Order, error: Exception) -> bool:
         """Whether the server may hear what comes of its order, which tells of the data."""
-        options, contract = self.options, order.experiment.get("data", {}).get("contract", {})
+        options, contract = self.options, contract_of(order)
         # Later orders name classes and shapes, and would be questions as a contract is.
         named = order.kind != "hello" or contract
         if not options.policy.approval or (isinstance(error, Forbidden) and not named):
             return True
-        known = Approvals(options.home).all() if options.home else []
-        return any(one.approved and one.experiment["contract"] == contract for one in known)
+        if options.home is None:
+            return False
+        return Approvals(options.home).has_approved(contract, options.policy.approval_days)
 
     @cached_property
     def _federation(self) -> Federation:
