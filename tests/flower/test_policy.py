@@ -334,6 +334,8 @@ def test_a_policy_is_a_file_that_names_what_is_wrong_with_it(tmp_path: Path) -> 
         ("min_batches = 4", "did you mean 'min_batch'"),
         ("min_batch = 0", "min_batch = 0"),
         ("approval = 'no'", "approval = 'no'"),
+        ("optimizers = ['adamw']", "'adamw' is no class of torch.optim"),
+        ("max_class_weight = 0.5", "max_class_weight = 0.5"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=reason):

@@ -13,6 +13,8 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+pytest.importorskip("flwr", reason="flwr is not installed")
+
 import fedbn.core.method
 import fedbn.methods.rules
 from fedbn.core.federation import Client, Federation, Split
@@ -21,6 +23,7 @@ from fedbn.core.method import proximal
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rule import Rule
 from fedbn.experiments.schema import Experiment
+from fedbn.flower.policy import Policy
 from fedbn.flower.update_bounds import (
     ANY_BATCH,
     DECISIONS,
@@ -216,6 +219,33 @@ def test_under_adam_a_batch_of_small_gradients_has_the_same_share_and_no_more(na
     assert max(shares_found) < 1 / 20
 
 
+def test_a_crafted_correction_lets_the_last_batch_alone_train() -> None:
+    """Why the default policy does not allow SCAFFOLD: its correction comes from the server."""
+    training = Training(batch_size=4, last_batch="keep", lr=0.01)
+    order = batches_of(training, 80)
+    inputs = torch.zeros(80, len(order))
+    for number, batch in enumerate(order):
+        inputs[batch, number] = 1.0
+    model = nn.Sequential(nn.Linear(len(order), 2), nn.ReLU(), nn.Linear(2, 2))
+    hidden = model[0]
+    with torch.no_grad():
+        hidden.bias.fill_(-18.5)  # silent, until the correction has moved it
+
+    def correct() -> None:
+        grad = hidden.bias.grad
+        assert grad is not None
+        grad.sub_(100.0)
+
+    before = hidden.weight.detach().clone()
+    draws = torch.Generator().manual_seed(SEED)
+    data = Split(inputs, torch.zeros(80, dtype=torch.int64))
+    local_train(ClientWork(model, data, training, len(order), draws, changes=[correct]))
+    moved = (hidden.weight.detach() - before).abs().sum(dim=0)
+    assert torch.count_nonzero(moved[:-1]) == 0
+    assert moved[-1] > 0
+    assert "scaffold" not in Policy().methods
+
+
 def leaves(model: type[BaseModel], above: str = "") -> Iterator[str]:
     """Every key of the configuration; what is free below a key is one decision."""
     for name, field in model.model_fields.items():
@@ -293,7 +323,11 @@ def test_shipped_rules_are_allowed_with_their_usual_numbers(method: str) -> None
         (Training(optimizer="AdamW", lr=0.01), "fedprox(0.01)", "AdamW with a pull"),
         (Training(optimizer="Muon", lr=0.01), "fedavg", "optimizer Muon"),
         (Training(lr=0.01), "fedprox(1e9)", "steps that undo 1e+07 of others"),
-        (Training(lr=0.01, batch_size=4), "fedprox(0.5)+prox(9)", "the last batch with 4.44 times"),
+        (
+            Training(lr=0.01, batch_size=4, last_batch="keep"),
+            "fedprox(0.5)+prox(9)",
+            "the last batch with 4.44 times",
+        ),
         (
             Training(lr=0.01, rounds=3, schedule="ExponentialLR", schedule_args={"gamma": 1e4}),
             "fedavg",

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import fedbn.methods
 import fedbn.models
@@ -30,6 +31,9 @@ from fedbn.methods import pieces_of
 
 _SHORTEST_HASH = 16
 _EPOCHS = 100  # of its own that a site trains a round, at most, unless the policy says steps
+# The server's correction of SCAFFOLD moves the model in every step. A crafted one keeps units of
+# the model silent until the last step, so that the last batch alone trains them.
+_STEERED = ("scaffold",)
 _TITLE = "# What this site allows. `fedbn federation join` reads it when it starts.\n"
 
 
@@ -43,7 +47,8 @@ class Policy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     methods: list[str] = Field(
-        default_factory=lambda: registry.names(fedbn.methods), description="by name"
+        default_factory=lambda: [n for n in registry.names(fedbn.methods) if n not in _STEERED],
+        description="by name",
     )
     models: list[str] = Field(
         default_factory=lambda: registry.names(fedbn.models),
@@ -75,6 +80,14 @@ class Policy(BaseModel):
         90, ge=0, le=36500, description="an approval ends after so many days; 0: never"
     )
 
+    @field_validator("optimizers")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if not isinstance(getattr(torch.optim, name, None), type):
+                raise ValueError(f"{name!r} is no class of torch.optim")
+        return names
+
     def to_toml(self) -> str:
         """Render with a remark at every key."""
         fields = type(self).model_fields
@@ -90,6 +103,10 @@ OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
     bound_updates=False, approval=False,
 )  # fmt: skip
+
+
+# Where a person tries out every method on one machine, with the other rules as they are.
+DEMO = Policy(approval=False, methods=registry.names(fedbn.methods))
 
 
 def read_policy(file: Path) -> Policy:

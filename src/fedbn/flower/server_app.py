@@ -39,7 +39,7 @@ from fedbn.flower.internals_server import Control, grid_of
 from fedbn.flower.membership import Attendance, Expected
 from fedbn.flower.messages import Order, Reported, check_job, order_of, report_order
 from fedbn.flower.messaging import Limits
-from fedbn.flower.policy import Policy
+from fedbn.flower.policy import DEMO
 from fedbn.flower.preflight import Finding
 from fedbn.flower.server_engine import FlowerEngine
 from fedbn.flower.site import one_thread
@@ -318,7 +318,7 @@ RAW: dict[str, Any] = {
     "training": {"rounds": 3, "local_epochs": 2},
     "data": {"name": "digits_mini"},
 }
-DEMO_POLICY = Policy(approval=False)
+DEMO_POLICY = DEMO
 """What sites allow where nobody is there to approve an experiment."""
 
 
