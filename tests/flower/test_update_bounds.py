@@ -219,6 +219,12 @@ def test_under_adam_a_batch_of_small_gradients_has_the_same_share_and_no_more(na
     assert max(shares_found) < 1 / 20
 
 
+def test_radam_lets_the_first_batch_stand_out() -> None:
+    training = Training(batch_size=4, lr=0.01, optimizer="RAdam")
+    assert relative(measured_together(training, 164), training.sizes(164))[0] > ANY_BATCH
+    assert refused(training) == [f"optimizer RAdam (optimizers = {ALLOWED})"]
+
+
 def test_a_crafted_correction_lets_the_last_batch_alone_train() -> None:
     """Why the default policy does not allow SCAFFOLD: its correction comes from the server."""
     training = Training(batch_size=4, last_batch="keep", lr=0.01)

@@ -190,10 +190,8 @@ OPTIMIZERS: dict[str, dict[str, Allowed]] = {
 """Optimizers for which the bound was derived and is measured, and what each argument may be.
 
 All others of torch are forbidden unless a site lists them, and then have torch's defaults only.
-Adagrad, Adadelta, Adafactor and RMSprop weigh the first steps of a round by more than any constant
-or depend on the scale of gradients; RAdam begins with steps that are not normalised; NAdam and
-Adamax add nothing that is asked for; Rprop makes every step longer than the one before;
-ASGD decays by an argument of its own; Muon makes a rare direction as long as a common one.
+RAdam's first steps are not normalised, so that the first batch stands out. ASGD decays by an
+argument of its own. For the others nobody derived the bound.
 """
 
 
