@@ -22,7 +22,9 @@ from fedbn.core.local_training import ClientWork, batches, local_train
 from fedbn.core.method import proximal
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rule import Rule
-from fedbn.experiments.schema import Experiment
+from fedbn.errors import ConfigError
+from fedbn.experiments.planner import training_of
+from fedbn.experiments.schema import Experiment, TrainingSection
 from fedbn.flower.policy import Policy
 from fedbn.flower.update_bounds import (
     ANY_BATCH,
@@ -397,3 +399,9 @@ def test_batchnorm_that_keeps_the_last_batch_alone_is_not_shared(momentum: float
 
     assert found("fedavg")[0].startswith("shared BatchNorm statistics 0 with momentum")
     assert found("silobn") == found("fedbn") == []
+
+
+@pytest.mark.parametrize("args", [{"betas": [0.9]}, {"foreach": True, "fused": True}])
+def test_arguments_that_torch_fails_on_are_a_configuration_error(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"training\.optimizer_args"):
+        training_of(TrainingSection(optimizer="Adam", optimizer_args=args))

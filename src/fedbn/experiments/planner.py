@@ -277,6 +277,6 @@ def _optimizer(section: TrainingSection) -> str:
         return name
     try:
         build([torch.nn.Parameter(torch.zeros(1))], lr=section.lr, **section.optimizer_args)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ConfigError(f"training.optimizer_args: {error}") from error
     return name
