@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 import fedbn.core.method
-import fedbn.methods.rules
+import fedbn.methods
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.local_training import ClientWork, batches, local_train
 from fedbn.core.method import proximal
@@ -270,7 +272,8 @@ def test_every_key_of_the_configuration_has_a_decision() -> None:
 
 
 def test_every_shipped_rule_and_each_of_its_numbers_has_a_decision() -> None:
-    modules = (fedbn.core.method, fedbn.methods.rules)
+    names = [f"fedbn.methods.{one.name}" for one in pkgutil.iter_modules(fedbn.methods.__path__)]
+    modules = [fedbn.core.method, *map(importlib.import_module, names)]
     shipped = {
         value
         for module in modules

@@ -101,7 +101,7 @@ class Policy(BaseModel):
 # Where everything runs on one machine for trying out: no site is another's.
 OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
-    bound_updates=False, approval=False,
+    methods=registry.names(fedbn.methods), bound_updates=False, approval=False,
 )  # fmt: skip
 
 
