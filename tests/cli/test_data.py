@@ -57,7 +57,8 @@ def pictures(tmp_path: Path) -> Path:
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     file = tmp_path / "patients.csv"
-    rows = [f"{40 + i},{i % 7},{'north' if i % 2 else 'south'},{i // 2 % 2}" for i in range(40)]
+    homes = ("south", "north")
+    rows = [f"{40 + 7 * i % 20},{i % 7},{homes[i % 2]},{i // 2 % 2}" for i in range(40)]
     file.write_text("\n".join(["age,marker,hospital,outcome", *rows]))
     return file
 
