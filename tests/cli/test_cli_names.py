@@ -24,7 +24,8 @@ LISTS = ("methods", "task.metrics", "evaluation.metrics")
 # its value to an import. A key that names code is marked with `Named` in the schema.
 PLAIN_TEXT = {
     "checkpoint.every", "data.contract.classes", "data.contract.columns.name",
-    "data.contract.columns.unit", "data.contract.columns.values", "data.contract.label",
+    "data.contract.columns.unit", "data.contract.columns.values", "data.contract.dtype",
+    "data.contract.label",
     "data.contract.missing", "data.contract.normalize", "data.contract.task", "data.partition",
     "data.path", "engine", "evaluation.clients", "evaluation.report", "model.args", "model.fresh",
     "model.transform", "model.weights", "quick", "reproduce.against", "reproduce.by",
