@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import SITES, digits, in_one_process
-from flower_processes import by_key
+from flower_processes import POLICY, by_key
 
 from fedbn.flower.internals_node import environment, free_port, listens
 from fedbn.flower.internals_server import APP
@@ -118,10 +118,13 @@ def found(run: Path) -> dict:
 
 def test_plain_flwr_run_gives_the_same_numbers(tmp_path) -> None:
     flower, run = Flower(tmp_path / "home"), tmp_path / "run"
+    rules = tmp_path / "policy.toml"
+    rules.write_text(POLICY.to_toml())
     with flower.server():
         flags = ["--superlink", f"127.0.0.1:{flower.port}", "--port"]
         nodes = [
-            f'site="{site}" data="digits_mini" state-dir="{tmp_path / site}"' for site in SITES
+            f'site="{site}" data="digits_mini" state-dir="{tmp_path / site}" policy="{rules}"'
+            for site in SITES
         ]
         one, two = ([*flags, str(free_port()), "--node-config", node] for node in nodes)
         with flower.running("flower-supernode", *one), flower.running("flower-supernode", *two):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PERCENT = "%"
+_WIDEST = 1e6  # a larger number is written with three digits and an exponent
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Metric:
     # All weights 1 give the metric itself, counts of a bootstrap its resamples. None where a record
     # tells of a metric, and nobody computes it.
     value: Callable[[Any, Any, Any], Any] | None = field(default=None, compare=False, repr=False)
+    least: float = field(
+        default=-math.inf, compare=False, repr=False
+    )  # the smallest possible value
+    most: float = field(default=math.inf, compare=False, repr=False)  # the largest possible value
+    # a mean over classes, in which one sample of a rare class weighs more than others
+    by_class: bool = field(default=False, compare=False, repr=False)
 
     @property
     def words(self) -> str:
@@ -63,7 +70,10 @@ class Metric:
 
     def said(self, value: float) -> str:
         """Write a recorded value as it is shown, without the unit; a dash where there is none."""
-        return "–" if math.isnan(value) else f"{self.scale * value:{self.form}}"
+        if math.isnan(value):
+            return "–"
+        number = self.scale * value
+        return f"{number:{self.form if abs(number) < _WIDEST else '.3g'}}"
 
     def best(self, values: Iterable[float]) -> float:
         """The best of some values."""
@@ -82,7 +92,7 @@ def _share_right(outputs: Any, targets: Any, weights: Any) -> Any:
     return weights @ (outputs.argmax(axis=1) == targets) / weights.sum(axis=1)
 
 
-ACCURACY = Metric("accuracy", higher=True, unit=PERCENT, value=_share_right)
+ACCURACY = Metric("accuracy", higher=True, unit=PERCENT, value=_share_right, least=0.0, most=1.0)
 """The share of samples whose class is right: what the paper reports, and runs that name none."""
 
 

@@ -40,6 +40,8 @@ class AuditLog:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self._file.with_suffix(".lock")):  # a run and `revoke` write into one log
             before, torn = _end(self._file)
+            if self._file.is_file() and not self._file.stat().st_size:
+                facts["found_empty"] = True  # emptied by hand: a new log has no file yet
             if torn:  # by a power cut or a full disk; this line must not be glued to it
                 os.truncate(self._file, self._file.stat().st_size - torn)
                 facts["torn_bytes"] = torn
@@ -70,8 +72,11 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
 def verify(file: Path, public: list[bytes]) -> list[str]:
     """Say what is wrong with a log, by line; any of its owner's keys may have signed."""
     owners: list[Any] = [serialization.load_pem_public_key(key) for key in public]
-    wrong, before = [], ""
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    wrong, before = list[str](), ""
+    lines = file.read_bytes().splitlines()
+    if not any(map(bytes.strip, lines)):
+        wrong.append("no line: a log begins with its owner's first event, so this one was emptied")
+    for number, line in enumerate(lines, 1):
         try:
             said = json.loads(line)
             signature, text = bytes.fromhex(said.pop("signature")), _text(said)
@@ -80,6 +85,8 @@ def verify(file: Path, public: list[bytes]) -> list[str]:
         else:
             if said.get("before") != before:
                 wrong.append(f"line {number}: does not follow the line before it")
+            if said.get("found_empty"):
+                wrong.append(f"line {number}: the log was empty when this line was written")
             if not any(signed(owner, signature, text) for owner in owners):
                 wrong.append(f"line {number}: changed, or not signed by the log's owner")
         before = _hash(line)

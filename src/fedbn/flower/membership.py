@@ -74,19 +74,26 @@ class Known:
     joined: Mapping[str, int] = field(default_factory=dict)
     # the best round that was scored: by how many sites, their mean gain, and its number
     best_scored: tuple[int, float, int] = (0, 0.0, 0)
+    # how many updates each site's policy asks for in a state, at least
+    min_sites: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Known:
         """Read it from a checkpoint's facts, where `asdict` put it."""
         sites, mean, round = facts.get("best_scored", (0, 0.0, 0))
         joined = facts.get("joined", {})
-        return cls(tuple(facts["members"]), facts["since"], joined, (sites, mean, round))
+        best, strict = (sites, mean, round), facts.get("min_sites", {})
+        return cls(tuple(facts["members"]), facts["since"], joined, best, strict)
 
     def with_newcomers(self, names: Sequence[str], round: int) -> Known:
         """Note sites that are here and were not; before the first round nobody is late."""
         new = [name for name in names if name not in self.members]
         late = dict.fromkeys(new, round) if round else {}
         return replace(self, members=(*self.members, *new), joined={**self.joined, **late})
+
+    def updates(self, round: int) -> int:
+        """Return how many updates the state after a round contains."""
+        return sum(accepted == round for accepted in self.since.values()) if round else 0
 
     def accepted(self, names: Sequence[str], round: int) -> Known:
         """Note whose updates of a round were accepted."""
@@ -121,6 +128,7 @@ class Attendance:
         self._gone: dict[str, float] = {}
         self.hellos: dict[str, Hello] = {}  # what each site said that was ever accepted
         self.nodes: dict[str, int] = {}  # where those are that are here
+        self.min_sites: dict[str, int] = {}  # what each site's policy asks for, by site
         # why others are not: they wait, are silent (both are asked again), or were refused
         self.absent: dict[str, tuple[str, str]] = {}
         self._ask_again: dict[str, float] = {}
@@ -142,6 +150,16 @@ class Attendance:
         """All sites that were ever accepted, in the federation's order."""
         ordered = self._sites().ordered([*self.hellos])
         return tuple(self.hellos[name].member for name in ordered)
+
+    def strictest(self) -> tuple[int, str]:
+        """Return the largest `min_sites` of all sites that took part, and the site's name.
+
+        A site that left keeps its say, until it is revoked.
+        """
+        names = self._sites().names or tuple(self.min_sites)
+        said = {name: least for name, least in self.min_sites.items() if name in names}
+        site = max(said, key=lambda name: said[name], default="")
+        return said.get(site, 1), site
 
     def muster(self) -> None:
         """Wait until the expected sites have said what they are, or name who is missing and why."""
@@ -206,13 +224,16 @@ class Attendance:
         begun = time.monotonic()
         while True:
             self._look()
-            if len(self.nodes) >= least and not self._coming_back():
+            strict, site = self.strictest()
+            needed = max(least, strict)
+            if len(self.nodes) >= needed and not self._coming_back():
                 return
-            if len(self.nodes) < least and time.monotonic() - begun > self._limits.wait:
+            if len(self.nodes) < needed and time.monotonic() - begun > self._limits.wait:
                 away = [name for name in self.hellos if name not in self.nodes]
+                why = f" (min_sites = {strict} at {site})" if strict > least else ""
                 raise TooFewClients(
                     f"{len(self.nodes)} of {len(self.hellos)} sites are connected after "
-                    f"{self._limits.wait:g} s, a round needs {least}; missing: "
+                    f"{self._limits.wait:g} s, a round needs {needed}{why}; missing: "
                     f"{', '.join(away) or 'no known site'}"
                 )
             time.sleep(self._limits.poll)
@@ -246,6 +267,7 @@ class Attendance:
         if fault := differences(hello, first) or self._sites().agree(name, hello.member.examples):
             raise FedbnError(fault)
         self.hellos[name], self.nodes[name] = hello, node
+        self.min_sites[name] = hello.min_sites
         self.absent.pop(site, None)
         return hello
 

@@ -40,6 +40,7 @@ from fedbn.text import shown
 
 _MAX_BYTES = 4_000_000
 _MOST_KEYS = 10_000
+_MOST_STATES = 4  # an order has one; more are logged, and refused
 _TEXT = "json"
 _HASH = re.compile("[0-9a-f]{64}")
 SHARED = "shared"
@@ -107,6 +108,8 @@ class Order(_Logged):
     scores: bool = False  # whether to score the state that is sent
     last: bool = False  # whether the run ends with this message
     best: int = 0  # the best round so far, where the best one is to be used; 0 for the last
+    updates: int = 0  # how many updates the state that is sent contains; 0 before the first round
+    session: str = Field("", max_length=64)  # the server's process; a resume has another one
 
 
 class Score(_Document):
@@ -127,6 +130,7 @@ class Hello(_Logged):
     device: str = Field(max_length=50)  # what it trains on, which may differ
     schema_hash: str = Field(max_length=64)  # of its model
     experiment: Sha256  # what a person at the site approves, as a hash
+    min_sites: int = Field(1, ge=1, le=10**6, strict=True)  # updates in a state, at least
     classes: ClassNames  # of its data
     input_shape: SampleShape  # of one of its samples
     # type and shape of one of its targets
@@ -222,6 +226,14 @@ def about(content: RecordDict) -> dict[str, Any]:
     except FedbnError as error:
         return {"asked": f"unreadable: {error}"[:500]}
     return {"asked": order.kind, **order.model_dump(include={"run", "method", "seed", "round"})}
+
+
+def received_state(content: RecordDict) -> dict[str, str]:
+    """Return what a site logs of the state in an order: its sha256, whatever comes of the order."""
+    record = content.array_records.get(SHARED)
+    arrays = [] if record is None else [*record.values()]
+    digests = [hashlib.sha256(array.data).hexdigest() for array in arrays]
+    return {"state": " ".join(digests[:_MOST_STATES])} if digests else {}
 
 
 def what_is_in(content: RecordDict) -> dict[str, Any]:

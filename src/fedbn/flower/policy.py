@@ -71,6 +71,14 @@ class Policy(BaseModel):
         True,
         description="the last batch has at most twice its share of an update; false: anything goes",
     )
+    query_budget: bool = Field(True, description="one state per round and run, answers counted")
+    max_answers_per_run: int = Field(10_000, ge=1, description="answers of a run, at most")
+    max_answers_per_day: int = Field(10_000, ge=1, description="answers of all runs, at most")
+    max_changed_states: int = Field(
+        5, ge=0, description="other states for answered rounds, after a resume, at most per run"
+    )
+    round_scores: bool = Field(True, description="scores leave in steps of 1/sqrt(samples)")
+    min_test_samples: int = Field(10, ge=1, description="samples behind a score, at least")
     sends: list[Literal["loss", "scores", "names"]] = Field(
         ["loss", "scores", "names"],
         description="numbers that go to the server; names: of columns, classes and categories",
@@ -102,11 +110,19 @@ class Policy(BaseModel):
 OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
     methods=registry.names(fedbn.methods), bound_updates=False, approval=False,
+    query_budget=False, round_scores=False, min_test_samples=1,
 )  # fmt: skip
 
 
 # Where a person tries out every method on one machine, with the other rules as they are.
 DEMO = Policy(approval=False, methods=registry.names(fedbn.methods))
+
+
+# Where every site of a simulation runs on one machine: its numbers are those of one process.
+SIMULATED = Policy(
+    approval=False, methods=registry.names(fedbn.methods), bound_updates=False,
+    query_budget=False, round_scores=False, min_test_samples=1,
+)  # fmt: skip
 
 
 def read_policy(file: Path) -> Policy:

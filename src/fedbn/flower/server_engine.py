@@ -5,9 +5,11 @@ Which answers count is decided here: all that could poison the model is refused,
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from math import inf
 from typing import Any
 
 from flwr.app import RecordDict
@@ -23,16 +25,26 @@ from fedbn.core.plan import Plan
 from fedbn.core.rounds import Outcome, Record, Refusal, RunState, Update
 from fedbn.core.scoring import untrained_notes
 from fedbn.core.state import Kind, entries, schema_hash
-from fedbn.errors import FedbnError
+from fedbn.core.task import Task
+from fedbn.errors import FedbnError, TooFewClients
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
 from fedbn.experiments.runner import Note
 from fedbn.flower import messages
 from fedbn.flower.membership import Attendance, Known
-from fedbn.flower.messages import Answer, Member, Order, federation_of, from_record, to_record
+from fedbn.flower.messages import (
+    Answer,
+    Member,
+    Order,
+    Score,
+    federation_of,
+    from_record,
+    to_record,
+)
 from fedbn.flower.messaging import Letter, Mail, cost_of
 
 _RELEASED = "released-affine.safetensors"
+_LARGEST_NUMBER = 1e15  # a loss or an error beyond it says nothing that a person could use
 
 
 def read_update(
@@ -65,8 +77,24 @@ def _check(answer: Answer, order: Order, member: Member) -> None:
         fault = f"says it has {answer.examples:,} training samples, {member.examples:,} at first"
     elif order.since and answer.source == "fresh":
         fault = f"its BatchNorm is new, although round {order.since} was accepted: a silent reset"
+    elif answer.loss is not None and abs(answer.loss) > _LARGEST_NUMBER:
+        fault = f"its training loss is {answer.loss:.3g}, expected at most {_LARGEST_NUMBER:g}"
     if fault:
         raise messages.Unreadable(fault)
+
+
+def score_fault(score: Score, task: Task) -> str | None:
+    """Return what is impossible about a score that a site sent, or None if it is possible."""
+    metrics = {metric.name: metric for metric in task.metrics}
+    metrics |= {f"group_{task.metrics[0].name}": task.metrics[0]} if task.metrics else {}
+    metric = metrics.get(score.metric)
+    if metric is None and score.metric != "loss":
+        return f"{score.metric!r} is not measured in this run"
+    least, most = (metric.least, metric.most) if metric else (-inf, inf)
+    least, most = max(least, -_LARGEST_NUMBER), min(most, _LARGEST_NUMBER)
+    if score.value is None or least <= score.value <= most:
+        return None
+    return f"{score.metric} = {score.value:.3g}, expected {least:g} to {most:g}"
 
 
 class FlowerEngine:
@@ -81,6 +109,9 @@ class FlowerEngine:
         self._cost: RoundCost | None = None
         self._scores: list[Record] = []
         self._affine: dict[str, Pack] = {}
+        self._session = secrets.token_hex(8)  # sites log a resume by it, and so does the server
+        facts = order.model_dump(include={"run", "method", "seed"})
+        here.log.write("session", **facts, session=self._session)
         self._seat()
 
     def _seat(self) -> None:
@@ -103,6 +134,9 @@ class FlowerEngine:
     def resume(self, round: int, facts: Mapping[str, Any]) -> None:
         """Go on with what an earlier process knew of the sites."""
         self._known = Known.from_facts(facts)
+        self._here.min_sites = {**self._known.min_sites, **self._here.min_sites}
+        about = self._hello.model_dump(include={"run", "method", "seed"})
+        self._here.log.write("resumed", **about, round=round, session=self._session)
 
     def initial(self) -> RunState:
         """The state before the first round; the server holds no local part."""
@@ -114,6 +148,7 @@ class FlowerEngine:
         if self._here.hellos.keys() - self.members.keys():
             self._seat()
         self._known = self._known.with_newcomers([*self.members], state.round)
+        self._known = replace(self._known, min_sites=dict(self._here.min_sites))
         self._scores = []
         after, report = rounds.run_round(self.plan, state, self._train)
         self._known = self._known.accepted([*report.losses], after.round)
@@ -182,18 +217,33 @@ class FlowerEngine:
         mail = self._ask({**train, **score}, state, f"round {state.round + 1}")
         self._take_scores(mail, score)
         answers: dict[str, Answer] = {}
+        refused: list[str] = []
         for name, order in train.items():
             if name not in mail.contents:
-                yield Refusal(name, mail.faults.get(name, "not connected"))
+                why = mail.faults.get(name, "not connected")
+                refused.append(f"{name}: {why}")
+                yield Refusal(name, why)
                 continue
             content, member = mail.contents[name], self.members[name]
             outcome, answer = read_update(content, order, member, state.shared)
             if answer is not None:
                 answers[name] = answer
                 self._add_scores(name, answer, state.round)
+            if isinstance(outcome, Refusal):
+                refused.append(f"{name}: {outcome.reason}")
             yield outcome
+        self._check_enough(state.round + 1, len(answers), refused)
         self._tell_untrained(state.round)
         self._cost = cost_of(state.round + 1, mail, answers)
+
+    def _check_enough(self, round: int, accepted: int, refused: Sequence[str]) -> None:
+        """Reject a round with fewer updates than a site's policy asks for, before it has a mean."""
+        least, site = self._here.strictest()
+        if self.plan.updates_needed <= accepted < least:
+            raise TooFewClients(
+                f"round {round}: {accepted} sites gave a usable update, and the policy of {site} "
+                f"needs {least} (min_sites); {'; '.join(refused) or 'no other site was selected'}"
+            )
 
     def _addressed(
         self, kind: str, name: str, round: int, scores: bool, last: bool = False
@@ -206,6 +256,8 @@ class FlowerEngine:
             "scores": scores,
             "last": last,
             "best": self._known.best_scored[2],
+            "updates": self._known.updates(round - 1 if kind == "train" else round),
+            "session": self._session,
             "log": self._here.log.newest,
         }
         return self._order.model_copy(update=update)
@@ -250,6 +302,11 @@ class FlowerEngine:
         plan = self.plan
         key = (plan.method.name, plan.setting, plan.seed, round, name)
         own = self.members[name].domain
+        faults = [fault for s in answer.scores if (fault := score_fault(s, plan.task))]
+        if faults:
+            more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+            self._note(f"{name}'s scores of round {round} are left out: {faults[0]}{more}")
+            return
         if answer.scores and plan.local_statistics and name not in self._known.since:
             self._scores.append(Record(*key, own, "train", "untrained", 1.0))
         # What is said twice counts once; validation data is of the site's own domain.

@@ -32,6 +32,7 @@ from fedbn.flower import messages
 from fedbn.flower.approvals import Approvals, asked_by, contract_of
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
 from fedbn.flower.policy import Forbidden, check_order, check_runs
+from fedbn.flower.query_budget import check_length
 from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
 from fedbn.text import shown
@@ -104,6 +105,7 @@ class Site:
         """Refuse what the policy forbids, and what no person at the site has approved."""
         options, policy = self.options, self.options.policy
         check_order(policy, order, plan, options.name)
+        check_length(policy, order, plan)
         if options.folder is not None:
             check_runs(policy, options.folder, run_folder(options.folder, order).path)
         if policy.approval:
@@ -173,6 +175,7 @@ class Site:
             device=plan.training.device,
             schema_hash=schema_hash(entries(plan.initial_model)),
             experiment=asked_by(order, plan).hash,
+            min_sites=self.options.policy.min_sites,
             classes=federation.classes,
             input_shape=federation.input_shape,
             target=federation.target,
@@ -196,6 +199,7 @@ class Site:
     def _desk(self, order: Order, job: Job) -> Desk:
         """The job's model, made anew when its members change; one job at a time has one."""
         of_a_message = {"kind", "round", "since", "best", "scores", "last", "log"}
+        of_a_message |= {"session", "updates"}
         key = order.model_dump_json(exclude=of_a_message)
         if key not in self.desks:
             self.desks = {key: Desk(self.options, job, self._alone(order, job), order)}
@@ -265,6 +269,7 @@ def _unforeseen(error: BaseException) -> str:
 def reply(site: Site, message: Message, state: RecordDict) -> Message:
     """Answer a message; what goes wrong is said, not raised, so that the server can name it."""
     about = {**messages.about(message.content), "theirs": messages.their_log(message.content)}
+    about |= messages.received_state(message.content)
     try:
         content = site.answer(message.content, state)
         site.log.write("answered", **about, sent=messages.what_is_in(content))

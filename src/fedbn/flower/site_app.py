@@ -23,7 +23,7 @@ from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import write_private
 from fedbn.flower.internals_node import Child, free_port, last_words, quicken, work
 from fedbn.flower.messages import Order
-from fedbn.flower.policy import Policy
+from fedbn.flower.policy import SIMULATED, Policy, read_policy
 from fedbn.flower.preflight import reach
 from fedbn.flower.site import Site, one_thread, reply
 from fedbn.flower.site_job import SiteOptions
@@ -36,6 +36,7 @@ _REFUSED = ("activat", "public key", "unauthorized")
 _PATIENCE = 30.0
 _LONGEST_CUT = 3600.0
 _OF_THE_RUN = Held("the configuration of the Flower run", foreign=True)
+_ONE_MACHINE = "\0simulation"  # no path: a node of a simulation takes the simulation's policy
 
 
 def join(
@@ -166,14 +167,16 @@ def trusted_in(config: Mapping[str, Any]) -> list[str]:
 
 
 @cache
-def _site(key: tuple[str, str, str, Held]) -> Site:
-    name, data, folder, held = key
+def _site(key: tuple[str, str, str, str, Held]) -> Site:
+    name, data, folder, rules, held = key
     place = Path(folder) / "flwr" / check_name(name, "site") if folder else None
-    policy = Policy(approval=False)
+    policy = SIMULATED if rules == _ONE_MACHINE else Policy(approval=False)
+    if rules not in ("", _ONE_MACHINE):
+        policy = read_policy(Path(rules))
     return Site(SiteOptions(name, data_section(data), place, policy=policy, held=held))
 
 
-def _options(context: Context) -> tuple[str, str, str, Held]:
+def _options(context: Context) -> tuple[str, str, str, str, Held]:
     """Read the node's configuration; in a simulation a partition is a client of the data.
 
     A simulation has one configuration for all nodes, so its state folder has one folder a site.
@@ -181,16 +184,16 @@ def _options(context: Context) -> tuple[str, str, str, Held]:
     given, run = context.node_config, context.run_config
     data = str(given.get("data") or run.get("data") or "digits_mini")
     held = TYPED if given.get("data") else _OF_THE_RUN
-    name = str(given.get("site") or "")
+    name, rules = str(given.get("site") or ""), str(given.get("policy") or "")
     if not name and "partition-id" in given:
         names, number = _client_names(data, held), int(str(given["partition-id"]))
         if number >= len(names):
             most = f"{data} has {len(names)} clients, so num-supernodes may be at most {len(names)}"
             raise ConfigError(f"node {number} of the simulation has no data: {most}")
-        name = names[number]
+        name, rules = names[number], rules or _ONE_MACHINE
     if not name:
         raise ConfigError("node configuration: `site` is missing, as in --node-config 'site=\"a\"'")
-    return name, data, str(given.get("state-dir") or run.get("state-dir") or ""), held
+    return name, data, str(given.get("state-dir") or run.get("state-dir") or ""), rules, held
 
 
 @cache

@@ -43,8 +43,16 @@ from fedbn.experiments.sources import task_of
 from fedbn.fast import speedups
 from fedbn.flower import messages
 from fedbn.flower.audit_log import AuditLog
-from fedbn.flower.messages import Answer, Order, Score, federation_of, from_record, to_record
+from fedbn.flower.messages import Answer, Order, federation_of, from_record, to_record
 from fedbn.flower.policy import OPEN, Policy
+from fedbn.flower.query_budget import (
+    QueryBudget,
+    Question,
+    budget_folder,
+    check_state,
+    released_loss,
+    released_scores,
+)
 from fedbn.flower.status_page import StatusPage
 from fedbn.registry import TYPED, Held
 from fedbn.runs import checkpoints, metrics
@@ -76,6 +84,11 @@ class SiteOptions:
     def section(self) -> DataSection:
         """The site's data as a checked section."""
         return DataSection.model_validate(dict(self.data), context=self.held)
+
+    @cached_property
+    def budget(self) -> QueryBudget:
+        """The answers that the site gave, and those that it may still give."""
+        return QueryBudget(budget_folder(self.home, self.folder), self.policy)
 
 
 class Failed(FedbnError):  # noqa: N818 - the name says what happened
@@ -292,11 +305,34 @@ class Desk:
     def work(self, order: Order, sent: ArrayRecord, state: RecordDict) -> RecordDict:
         """Train or score from the shared part that was sent and the local part kept here."""
         begun = time.monotonic()
-        name, store = self._client.name, self._run or FlowerMemory(state, order)
+        store = self._run or FlowerMemory(state, order)
         shared = from_record(sent, self._initial.shared.layout)
+        check_state(self._options.policy, order, shared, self._initial.shared)
+        question, budget = Question.of(order, self.plan, shared), self._options.budget
+        if budget.resumed(question):
+            facts = order.model_dump(include={"run", "method", "seed", "round", "session"})
+            self._options.log.write("resumed", **facts)
+        if (answered := budget.stored(question)) is not None:
+            return answered
         if self._run:
             self._run.check_start(order)
         local, source = self._local(order, store, shared)
+        budget.charge(question)
+        answer = self._worked(order, shared, local, store, source, begun)
+        budget.keep(question, answer)
+        return answer
+
+    def _worked(
+        self,
+        order: Order,
+        shared: Pack,
+        local: Pack,
+        store: SiteRun | FlowerMemory,
+        source: Source,
+        begun: float,
+    ) -> RecordDict:
+        """Train or score, and write down what the site keeps of it."""
+        name = self._client.name
         # A round is trained, and its predecessor scored, from the same two parts.
         done = order.round - 1 if order.kind == "train" else order.round
         before = RunState(done, shared, {name: local})
@@ -310,7 +346,7 @@ class Desk:
             update = outcome
         self._write(order, before, records, update)
         seconds, tells = time.monotonic() - begun, "loss" in self._options.policy.sends
-        loss = _finite(update.loss) if update is not None and tells else None
+        loss = self._loss(update.loss) if update is not None and tells else None
         answer = self._answer(order, records, source=source, seconds=seconds, loss=loss)
         if update is not None:
             return messages.put(answer, **{messages.SHARED: to_record(update.shared)})
@@ -366,17 +402,20 @@ class Desk:
         return records
 
     def _answer(self, order: Order, records: Sequence[Record], **facts: Any) -> Answer:
-        told = records if "scores" in self._options.policy.sends else ()
+        policy = self._options.policy
+        told = records if "scores" in policy.sends else ()
         return Answer(
             round=order.round,
             schema_hash=order.schema_hash,
             examples=len(self._client.train),
             log=self._options.log.newest,
-            scores=tuple(
-                Score(domain=r.domain, split=r.split, metric=r.metric, value=r.value) for r in told
-            ),
+            scores=released_scores(policy, self.plan, self._client, told),
             **facts,
         )
+
+    def _loss(self, loss: float) -> float | None:
+        """Return the training loss as it leaves the site."""
+        return released_loss(self._options.policy, loss, len(self._client.train))
 
     def _released(self, order: Order, local: Pack, answer: Answer) -> RecordDict:
         """Add the BatchNorm affine, never a statistic, where the site agreed to give it away."""

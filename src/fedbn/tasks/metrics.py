@@ -155,22 +155,31 @@ def _mean(values: Floats, defined: NDArray[np.bool_]) -> Floats:
     return found
 
 
-def _shares(**functions: Callable[[Array, Array, Floats], Floats]) -> list[Metric]:
-    return [Metric(name, higher=True, unit=PERCENT, value=f) for name, f in functions.items()]
+def _share(
+    name: str,
+    value: Callable[[Array, Array, Floats], Floats],
+    unit: str = PERCENT,
+    *,
+    higher: bool = True,
+    by_class: bool = True,
+) -> Metric:
+    return Metric(name, higher, unit, value, least=0.0, most=1.0, by_class=by_class)
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         ACCURACY,
-        *_shares(balanced_accuracy=_balanced_accuracy, label_accuracy=_label_accuracy),
-        *_shares(dice=_dice, iou=_iou),
-        Metric("macro_f1", higher=True, value=_macro_f1),
-        Metric("auroc", higher=True, value=_auroc),
-        Metric("calibration_error", higher=False, value=_calibration_error),
-        Metric("r2", higher=True, value=_r2),
-        Metric("mae", higher=False, value=_mae),
-        Metric("rmse", higher=False, value=_rmse),
+        _share("balanced_accuracy", _balanced_accuracy),
+        _share("label_accuracy", _label_accuracy, by_class=False),
+        _share("dice", _dice),
+        _share("iou", _iou),
+        _share("macro_f1", _macro_f1, ""),
+        _share("auroc", _auroc, ""),
+        _share("calibration_error", _calibration_error, "", higher=False, by_class=False),
+        Metric("r2", higher=True, value=_r2, most=1.0),
+        Metric("mae", higher=False, value=_mae, least=0.0),
+        Metric("rmse", higher=False, value=_rmse, least=0.0),
     )
 }
 FURTHER = {"classification": ("balanced_accuracy", "macro_f1", "auroc", "calibration_error")}
