@@ -265,3 +265,28 @@ def test_the_server_is_never_further_back_than_sites_remember(bench: Bench) -> N
 
     bench.run(bench.grid(), raw, costs=cost)
     assert seen == [(number, number) for number in range(1, 5)]
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", b"\n\n  \n"])
+def test_an_emptied_log_is_found_out(logs, left: bytes) -> None:
+    fed, homes, _ = logs
+    for home in (homes["photo"], fed):
+        (home / "log.jsonl").write_bytes(left)
+        said = verified(home)
+        assert "WRONG  no line: a log begins with its owner's first event" in said
+        assert "ok " not in said
+
+
+def test_a_log_that_was_emptied_and_went_on_is_found_out(logs) -> None:
+    _, homes, _ = logs
+    home = homes["photo"]
+    (home / "log.jsonl").write_bytes(b"")
+    log_of(home).write("answered")
+    log_of(home).write("answered")
+    assert "WRONG  line 1: the log was empty when this line was written" in verified(home)
+
+
+def test_the_first_line_of_a_new_log_is_fine(tmp_path: Path) -> None:
+    home = site_home(tmp_path, "nyu")
+    log_of(home).write("joined")
+    assert "ok" in verified(home)

@@ -371,6 +371,10 @@ def test_both_logs_show_every_resume_and_the_hash_of_every_state(
     (heard,) = [e for e in there if e["event"] == "resumed"]
     assert resumed["session"] == heard["session"]
     assert resumed["round"] == 1
+    asked = [e["session"] for e in here if e["event"] == "asked" and e["site"] == "photo"]
+    answered = [e["session"] for e in there if e["event"] == "answered" and "session" in e]
+    assert asked == answered
+    assert len(set(asked)) == 2
     states = [e["state"] for e in there if e.get("asked") in ("train", "score") and "state" in e]
     wanted = [
         e["sent"]["arrays"]["shared"]["sha256"]

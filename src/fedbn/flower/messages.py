@@ -225,7 +225,8 @@ def about(content: RecordDict) -> dict[str, Any]:
         order = get(content, Order, *([SHARED] if SHARED in content else []))
     except FedbnError as error:
         return {"asked": f"unreadable: {error}"[:500]}
-    return {"asked": order.kind, **order.model_dump(include={"run", "method", "seed", "round"})}
+    named = {"run", "method", "seed", "round"} | ({"session"} if order.session else set())
+    return {"asked": order.kind, **order.model_dump(include=named)}
 
 
 def received_state(content: RecordDict) -> dict[str, str]:

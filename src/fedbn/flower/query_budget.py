@@ -79,7 +79,7 @@ def check_state(policy: Policy, order: Order, sent: Pack, initial: Pack) -> None
 
     Raises:
         Forbidden: The round does not exist, the first state is not the approved one, or the state
-            contains fewer updates than `min_sites`.
+            contains fewer updates than `min_sites`, unless the site joins with this very state.
     """
     done = state_index(order)
     if done < 0:
@@ -91,7 +91,8 @@ def check_state(policy: Policy, order: Order, sent: Pack, initial: Pack) -> None
             f"{state_hash(initial)[:16]}, got {state_hash(sent)[:16]}. Another torch or processor "
             "can draw other numbers from a seed: start from model.weights there"
         )
-    if done > 0 and order.updates < policy.min_sites:
+    came_now = order.joined == done and not order.since  # no update of this site is in the state
+    if done > 0 and not came_now and order.updates < policy.min_sites:
         _forbid(f"a state of {order.updates} updates", "min_sites", policy.min_sites)
 
 

@@ -109,9 +109,7 @@ class FlowerEngine:
         self._cost: RoundCost | None = None
         self._scores: list[Record] = []
         self._affine: dict[str, Pack] = {}
-        self._session = secrets.token_hex(8)  # sites log a resume by it, and so does the server
-        facts = order.model_dump(include={"run", "method", "seed"})
-        here.log.write("session", **facts, session=self._session)
+        self._session = secrets.token_hex(8)  # a resume has another one; both logs name it
         self._seat()
 
     def _seat(self) -> None:
