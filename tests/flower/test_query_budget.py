@@ -241,7 +241,7 @@ def test_other_letters_and_other_jobs_share_the_budget_of_the_run(
     site = bench.site("photo", policy=policy)
     desk = site._desk(other, site._job(other))
     state = messages.from_record(content[SHARED], desk._initial.shared.layout)
-    question = replace(Question.of(other, desk.plan, state), session="resumed")
+    question = replace(Question.of(other, site._job(other), state), session="resumed")
     with pytest.raises(Forbidden, match=r"forbids 4 answers \(max_answers_per_run = 3\)"):
         site.options.budget.charge(question)
 
@@ -255,6 +255,53 @@ def test_another_setting_text_is_no_other_run(bench: Bench) -> None:
     answered, reasons = attempts(bench.site("photo", policy=DEFAULT), many)
     assert answered == 0
     assert all("allows one state per round and run" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("checkpoint", "every", 7),
+        ("training", "schedule_args", {}),
+        ("evaluation", "every", 1),
+        ("workers", None, 3),
+        ("seeds", None, [0, 1]),
+    ],
+)
+def test_other_words_for_an_experiment_are_no_other_experiment(
+    bench: Bench, section: str, key: str | None, value: object
+) -> None:
+    grid = default_grid(bench)
+    bench.run(grid)
+    content, order = sent(grid, "score", 2)
+    raw = order.experiment
+    changed = {**raw.get(section, {}), key: value} if key else value
+    site = bench.site("photo", policy=DEFAULT)
+    for update in ({}, {"setting": "another", "since": 0}):
+        if section == "seeds" and not update:
+            continue  # another configuration of the run's folder, which is refused as such
+        update = {**update, "experiment": {**raw, section: changed}}
+        asked = crafted(content, order.model_copy(update=update), 0.1)
+        with pytest.raises(Forbidden, match="allows one state per round and run"):
+            site.answer(asked, RecordDict())
+
+
+def test_an_order_whose_error_tells_of_the_data_costs_an_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = default_grid(bench)
+    bench.run(grid)
+    content, order = sent(grid, "score", 2)
+    order = order.model_copy(update={"run": "new", "since": 0, "joined": 2, "session": "one"})
+    site = bench.site("photo", policy=DEFAULT)
+
+    def fails(*_: object) -> None:
+        raise FedbnError("the statistics have NaN")
+
+    monkeypatch.setattr(site_job, "measured", fails)
+    for number in (0.1, 0.2):
+        reason = "have NaN" if number == 0.1 else "allows one state per round"
+        with pytest.raises(FedbnError, match=reason):
+            site.answer(crafted(content, order, number), RecordDict())
 
 
 @pytest.mark.parametrize("round", [0, -1, -1000])

@@ -8,6 +8,7 @@ credentials federation_folder     what `federation init` makes: keys, certificat
 preflight                         what can be known before anything runs
 messages messaging membership     what is said, letters and answers, who takes part
 policy approvals                  what a site allows; which experiments a person there approved
+query_budget                      how often a site answers, and how exact its numbers are
 audit_log status_page             what auditors check, and what people watch
 server_engine server_app          at the server: a round whose clients are sites, a whole run
 site site_job site_app            at a site: BatchNorm on its own disk, training, the answers

@@ -32,8 +32,9 @@ from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record
 from fedbn.core.scoring import splits_of
 from fedbn.errors import DamagedRun
+from fedbn.experiments.jobs import Job
 from fedbn.flower.messages import KEY, Order, Score
-from fedbn.flower.policy import Forbidden, Policy, asked_by
+from fedbn.flower.policy import Forbidden, Policy
 from fedbn.runs.folder import explained, sealed, unsealed, write_atomically
 
 _FORMAT = 1
@@ -41,6 +42,13 @@ _KEPT = 2  # answers of a job that are stored; a server is at most one checkpoin
 _MOST_STEPS = 100  # of a number that is no share: two significant digits
 # Parts of an order that change nothing about its answer.
 _OF_NO_MATTER = {"best", "log", "session", "updates"}
+# Parts of an experiment that change nothing about one job of it, or that each site sets itself.
+_NOT_OF_A_JOB: dict[str, Any] = {
+    **dict.fromkeys(("format", "methods", "seeds", "engine", "workers", "checkpoint"), True),
+    **dict.fromkeys(("sweep", "quick", "reproduce"), True),
+    "training": {"device"},
+    "model": {"weights"},
+}
 
 
 def state_index(order: Order) -> int:
@@ -58,12 +66,13 @@ def state_hash(pack: Pack) -> str:
     return digest.hexdigest()
 
 
-def check_length(policy: Policy, order: Order, plan: Plan) -> None:
+def check_length(policy: Policy, job: Job) -> None:
     """Reject an experiment that needs more answers than the policy allows, before it begins."""
     if not policy.query_budget:
         return
-    jobs = len(order.experiment.get("methods", [])) * len(order.experiment.get("seeds", [0]))
-    needed = max(jobs, 1) * (plan.training.rounds + 1)
+    experiment = job.setting.experiment
+    jobs = len(experiment.methods) * len(experiment.seeds)
+    needed = jobs * (experiment.training.total_rounds + 1)
     if needed > policy.max_answers_per_run:
         _forbid(f"a run of {needed:,} answers", "max_answers_per_run", policy.max_answers_per_run)
 
@@ -107,21 +116,27 @@ class Question:
     session: str  # the server process that asks; empty if the server names none
 
     @classmethod
-    def of(cls, order: Order, plan: Plan, sent: Pack) -> Question:
-        """Return the question that an order asks."""
-        job = [asked_by(order, plan).hash, plan.method.name, order.seed]
-        matters = order.model_dump(mode="json", exclude=_OF_NO_MATTER)
+    def of(cls, order: Order, job: Job, sent: Pack) -> Question:
+        """Return the question that an order asks.
+
+        The experiment counts as it is understood, with all defaults: other words for the same
+        experiment are no other question. Nor is another name of its setting.
+        """
+        experiment = job.setting.experiment.model_dump(mode="json", exclude=_NOT_OF_A_JOB)
+        experiment["data"] = experiment["data"]["contract"]
+        asked = {"experiment": experiment, "method": job.method.name}
+        matters = order.model_dump(mode="json", exclude={*_OF_NO_MATTER, "experiment", "method"})
         return cls(
             order.run.casefold(),
-            _hash(json.dumps(job)),
+            _hash({**asked, "seed": order.seed}),
             state_index(order),
-            _hash(json.dumps([matters, state_hash(sent)], sort_keys=True)),
+            _hash({**asked, **matters, "state": state_hash(sent)}),
             order.session,
         )
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 class QueryBudget:

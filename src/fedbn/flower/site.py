@@ -68,6 +68,7 @@ class Site:
             desk = None if order.kind == "hello" else self._desk(order, job)
             plan = desk.plan if desk else self._plan(order, job)
             self._allow(order, plan)
+            check_length(self.options.policy, job)
         except Exception as error:
             if self._tells(order, error):
                 raise
@@ -90,10 +91,12 @@ class Site:
 
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
         """Say what the site would answer, and whether it may: without a server."""
-        plan = self._plan(order, self._job(order))
+        job = self._job(order)
+        plan = self._plan(order, job)
         yield True, self.hello(order, plan).text
         try:
             self._allow(order, plan)
+            check_length(self.options.policy, job)
             yield True, "the site's policy allows it"
         except FedbnError as error:
             yield False, str(error)
@@ -105,7 +108,6 @@ class Site:
         """Refuse what the policy forbids, and what no person at the site has approved."""
         options, policy = self.options, self.options.policy
         check_order(policy, order, plan, options.name)
-        check_length(policy, order, plan)
         if options.folder is not None:
             check_runs(policy, options.folder, run_folder(options.folder, order).path)
         if policy.approval:

@@ -308,7 +308,7 @@ class Desk:
         store = self._run or FlowerMemory(state, order)
         shared = from_record(sent, self._initial.shared.layout)
         check_state(self._options.policy, order, shared, self._initial.shared)
-        question, budget = Question.of(order, self.plan, shared), self._options.budget
+        question, budget = Question.of(order, self._about[0], shared), self._options.budget
         if budget.resumed(question):
             facts = order.model_dump(include={"run", "method", "seed", "round", "session"})
             self._options.log.write("resumed", **facts)
@@ -316,8 +316,8 @@ class Desk:
             return answered
         if self._run:
             self._run.check_start(order)
+        budget.charge(question)  # before any of the site's samples is read for it
         local, source = self._local(order, store, shared)
-        budget.charge(question)
         answer = self._worked(order, shared, local, store, source, begun)
         budget.keep(question, answer)
         return answer
