@@ -169,6 +169,7 @@ def demo(
         with server_app.running(folder):
             say("server and sites are up: TLS, one key a site, loopback only")
             say("the sites' policy.toml says approval = false: here no person approves experiments")
+            say("it says round_scores = false too: by default scores leave a site rounded")
             limits = Limits(wait=120.0, round=300.0)
             show(_see_to_end(folder, ("demo", server_app.RAW, "demo"), limits), console.Showing())
 

@@ -114,8 +114,10 @@ OPEN = Policy(
 )  # fmt: skip
 
 
-# Where a person tries out every method on one machine, with the other rules as they are.
-DEMO = Policy(approval=False, methods=registry.names(fedbn.methods))
+# Where a person tries out every method on one machine: all methods, exact scores, no approval.
+DEMO = Policy(
+    approval=False, methods=registry.names(fedbn.methods), round_scores=False, min_test_samples=1,
+)  # fmt: skip
 
 
 # Where every site of a simulation runs on one machine: its numbers are those of one process.

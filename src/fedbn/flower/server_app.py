@@ -319,7 +319,7 @@ RAW: dict[str, Any] = {
     "data": {"name": "digits_mini"},
 }
 DEMO_POLICY = DEMO
-"""What sites allow where nobody is there to approve an experiment."""
+"""What sites allow on one machine, where nobody approves an experiment and scores may be exact."""
 
 
 def make(path: Path, sites: Sequence[str] = SITES) -> FederationFolder:
