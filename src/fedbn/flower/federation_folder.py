@@ -12,6 +12,8 @@ FED/
   sites/NAME.revoked  the public key of a site that is out for good
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
   superlink.db        Flower's database; the token of a run that is on lies in it
+  operator.port       the port of the loopback that this machine's own commands use
+  answer.bytes        how many bytes an answer of a site may have in the run that is on
   log.jsonl           what was asked, sent and refused, and what happened to keys
   fedbn-server.service  for systemd: keeps the server up
   runs/               one run folder a run
@@ -41,6 +43,7 @@ _HOST = re.compile(r"[A-Za-z0-9.\-:]{1,253}")
 _DAYS = 730
 _CHANGE = 2  # a site's number of samples may grow and shrink by this factor
 PORT = 9092
+DOCUMENT_BYTES = 4_000_000  # of an answer of a site beside its state, at most
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class FederationFolder:
         self.samples = path / "samples.toml"
         self.database = path / "superlink.db"
         self.log = path / "log.jsonl"
+        self.operator_port_file = path / "operator.port"
+        self.answer_bytes_file = path / "answer.bytes"
         self.runs = path / "runs"
         self.home = path / "flower"
 
@@ -100,6 +105,22 @@ class FederationFolder:
         if missing := [str(file) for file in files.values() if not file.is_file()]:
             raise ConfigError(f"{missing[0]}: the site's public key is missing")
         return {file.read_bytes(): site for site, file in files.items()}
+
+    def operator_port(self) -> int:
+        """Return the port of this machine's own commands; 0 where no server was started yet."""
+        return _number(self.operator_port_file, 0)
+
+    def use_operator_port(self, port: int) -> None:
+        """Set that port."""
+        write_private(self.operator_port_file, str(port).encode())
+
+    def answer_bytes(self) -> int:
+        """Return how many bytes an answer of a site may have: those of a document, and a state."""
+        return _number(self.answer_bytes_file, DOCUMENT_BYTES)
+
+    def limit_answers(self, state_bytes: int) -> None:
+        """Set how many bytes a state may have in an answer of the run that is on."""
+        write_private(self.answer_bytes_file, str(DOCUMENT_BYTES + state_bytes).encode())
 
     def agreed(self) -> dict[str, int]:
         """The number of training samples of each site that took part."""
@@ -199,6 +220,13 @@ class FederationFolder:
     def _write(self, info: FederationInfo) -> None:
         values = {**asdict(info), "sites": list(info.sites)}
         write_atomically(self.info_file, tomli_w.dumps(values).encode())
+
+
+def _number(file: Path, otherwise: int) -> int:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return otherwise
 
 
 _UNIT = """# cp {file} /etc/systemd/system/ && systemctl enable --now {name}

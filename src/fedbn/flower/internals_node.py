@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 from flwr.app import Message, RecordDict
@@ -45,6 +47,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
@@ -60,6 +63,7 @@ _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 def runtime_client(address: str, ca: bytes | None, secret: bytes) -> RuntimeHttpClient:
     """Make a client that may take tasks."""
+    secure_clients()
     return RuntimeHttpClient.from_server_address(
         address,
         insecure=ca is None,
@@ -274,6 +278,30 @@ _PULLING = {"initial_backoff": 0.02, "backoff_cap": 0.5, "max_tries_per_object":
 _HEARTBEAT = 10
 
 
+def secure_clients() -> None:
+    """Let Flower's clients in this process use TLS 1.3 only, and no proxy of the environment.
+
+    Flower makes its clients itself and has no option for either.
+    """
+    if getattr(ProtobufClient.__init__, "secured", False):
+        return
+    made = ProtobufClient.__init__
+
+    def init(
+        self: ProtobufClient, base_url: str, *, verify: Any = True, timeout: float = 30.0, **rest: Any
+    ) -> None:
+        if isinstance(verify, str):
+            verify = ssl.create_default_context(cafile=verify)
+        if isinstance(verify, ssl.SSLContext):
+            verify.minimum_version = ssl.TLSVersion.TLSv1_3
+        made(self, base_url, verify=verify, timeout=timeout, **rest)
+        self._client.close()
+        self._client = httpx.Client(verify=verify, timeout=timeout, trust_env=False)
+
+    init.secured = True  # type: ignore[attr-defined]
+    ProtobufClient.__init__ = init  # type: ignore[method-assign]
+
+
 def quicken() -> None:
     """Let this process look for messages, and for their content, more often."""
     for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
@@ -293,6 +321,7 @@ def main(arguments: list[str]) -> None:
     *flags, parent = arguments
     follow(int(parent))
     quicken()
+    secure_clients()
     sys.argv = ["flower-supernode", *flags]
     code: object = 1
     try:

@@ -1,25 +1,42 @@
 """What Flower does not promise, at the server: its SuperLink as a process, and runs on it.
 
-Flower serves nodes, run control and server apps on one port. Its open edition lets anyone who
-reaches that port start a run; here the operator's secret is asked for, by the interface that Flower
-has for such checks.
+Flower serves nodes, run control and server apps on one port. Here one application is served on two
+ports: sites reach the part for nodes, and the loopback alone reaches run control and server apps,
+which ask for the operator's secret. A gate in front of both ports authenticates every request by
+its headers and limits its size before Flower reads the body (`server_limits.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
+import datetime
 import hashlib
 import hmac
-import importlib
+import logging
 import os
+import signal
+import socket
+import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import ACCESS_TOKEN_KEY, SubStatus
+from flwr.common.constant import (
+    ACCESS_TOKEN_KEY,
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    SubStatus,
+)
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -28,14 +45,22 @@ from flwr.proto.control_pb2 import (
     StopRunRequest,
     UnregisterNodeRequest,
 )
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import NodeStatus, TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TASK_TOKEN_HEADER,
+    NodeStatus,
+    TaskType,
+)
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
@@ -44,9 +69,21 @@ from flwr.superlink.grid import HttpGrid
 
 from fedbn.errors import FedbnError
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.internals_node import environment, follow, quicken, runtime_client
+from fedbn.flower.internals_node import (
+    environment,
+    follow,
+    free_port,
+    listens,
+    quicken,
+    runtime_client,
+    secure_clients,
+)
 from fedbn.text import one_line
 
+if TYPE_CHECKING:
+    from fedbn.flower.server_limits import ConnectionLimits, Door, LimitedServer
+
+log = logging.getLogger("fedbn.server")
 APP = Path(__file__).parent / "app"
 # How long the server may be away (a restart) before a run gives up; its rounds are saved.
 PATIENCE = 60.0
@@ -72,7 +109,9 @@ class Control(AbstractContextManager["Control"]):
 
     def __init__(self, folder: FederationFolder):
         os.environ.update(environment(folder.home))
-        self.address = f"127.0.0.1:{folder.read().port}"
+        secure_clients()
+        folder.read()  # names the folder where there is no federation
+        self.address = f"127.0.0.1:{folder.operator_port()}"
         self._client = ControlHttpClient.from_server_address(
             self.address,
             insecure=False,
@@ -213,7 +252,7 @@ def configuration(folder: FederationFolder, host: str) -> SuperLinkLifespanConfi
     info = folder.read()
     files = (folder.ca, folder.certificate, folder.key)
     return SuperLinkLifespanConfig(
-        control_address=f"127.0.0.1:{info.port}",
+        control_address=f"127.0.0.1:{folder.operator_port()}",
         health_server_address=None,
         host=host,
         port=info.port,
@@ -238,13 +277,279 @@ def configuration(folder: FederationFolder, host: str) -> SuperLinkLifespanConfi
     )
 
 
+_SITE_PATHS = frozenset(
+    f"/v1/fleet/{name}"
+    for name in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "get-run",
+        "get-fab",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+    )
+)
+_OPERATOR_PATHS = frozenset(
+    {
+        *(
+            f"/v1/control/{name}"
+            for name in ("start-run", "stop-run", "list-nodes", "register-node", "unregister-node")
+        ),
+        *(
+            f"/v1/runtime/{name}"
+            for name in (
+                "acquire-task",
+                "send-task-heartbeat",
+                "pull-task-input",
+                "push-task-output",
+                "push-messages",
+                "pull-messages",
+                "push-object",
+                "pull-object",
+                "confirm-message-received",
+                "get-nodes",
+            )
+        ),
+    }
+)
+_READ = ("/v1/fleet/push-messages",)
+_NOTED = (
+    "/v1/fleet/pull-messages",
+    "/v1/fleet/push-messages",
+    "/v1/runtime/push-task-output",
+)
+_SMALL = 65_536  # bytes of a request that carries no content
+_TREE = 1_000_000  # bytes of a request that lists the pieces of a message
+_FRAME = 65_536  # bytes that Flower adds to a piece of content, at most
+_PIECE = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + _FRAME
+_OPERATORS_PIECE = 64_000_000
+# A site may send an answer twice, because a network that was cut makes it send pieces again.
+_SENDINGS = 2
+_MOST_SESSIONS = 8
+
+
+class SiteDoor:
+    """What sites may send: requests signed by an admitted key, and answers of bounded size.
+
+    A message that a site was given allows it one answer. Pieces beyond the size of an answer are
+    refused before they are read, and what the site sent of that answer is deleted.
+    """
+
+    paths = _SITE_PATHS
+
+    def __init__(self, state: Any, answer_bytes: Callable[[], int]):
+        self._state, self._answer_bytes = state, answer_bytes
+        self._lock = threading.Lock()
+        self._nodes: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        self._sessions: dict[str, list[str]] = {}
+
+    def caller(self, path: str, headers: Mapping[bytes, bytes]) -> str:
+        """Return the hash of the key that signed the time, where that key is admitted."""
+        try:
+            key = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER.encode()], validate=True)
+            signature = base64.b64decode(
+                headers[FLEET_HTTP_SIGNATURE_HEADER.encode()], validate=True
+            )
+            stamp = headers[TIMESTAMP_HEADER.encode()]
+            signed = datetime.datetime.fromisoformat(stamp.decode("ascii"))
+            age = (datetime.datetime.now(datetime.UTC) - signed).total_seconds()
+            latest = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+            node = self._state.get_node_id_by_public_key(key)
+            if node is None or not -SYSTEM_TIME_TOLERANCE < age < latest:
+                return ""
+            if not verify_signature(bytes_to_public_key(key), stamp, signature):
+                return ""
+        except (KeyError, ValueError, TypeError, binascii.Error):
+            return ""
+        caller = hashlib.sha256(key.strip()).hexdigest()
+        self._nodes[caller] = node
+        return caller
+
+    def limit(self, caller: str, path: str, size: int) -> int:
+        """Return the most bytes that this body may have; content counts towards the answer."""
+        name = path.rpartition("/")[2]
+        if name not in ("push-object", "push-messages"):
+            return _SMALL
+        with self._lock:
+            left = self._left.setdefault(caller, self._allowance())
+            most = min(_PIECE if name == "push-object" else _TREE, left)
+            if size <= most:
+                self._left[caller] = left - size
+                return most
+        if size > left:
+            self._forget_answer(caller)
+        return most
+
+    def refuses(self, caller: str, path: str, body: bytes) -> str:
+        """Refuse messages that are no answers of this site: sites do not write to each other."""
+        request = PushMessagesRequest()
+        try:
+            request.ParseFromString(body)
+        except Exception:
+            return "not a message"
+        for message in request.messages_list:
+            found = message.metadata
+            if found.src_node_id != self._nodes.get(caller) or not found.reply_to_message_id:
+                return "not an answer of this site"
+        return ""
+
+    def served(self, caller: str, path: str, content: bytes) -> None:
+        """Allow an answer to a message that the site was given."""
+        if path.endswith("/pull-messages") and content:
+            with self._lock:
+                self._left[caller] = self._allowance()
+        elif path.endswith("/push-messages"):
+            response = PushMessagesResponse()
+            with suppress(Exception):  # an error, which has no session
+                response.ParseFromString(content)
+                if response.session_id:
+                    known = self._sessions.setdefault(caller, [])
+                    known.append(response.session_id)
+                    del known[:-_MOST_SESSIONS]
+
+    def _allowance(self) -> int:
+        return _SENDINGS * (self._answer_bytes() + _TREE)
+
+    def _forget_answer(self, caller: str) -> None:
+        """Delete what a site sent of an answer that is too large: nobody waits for the rest."""
+        for session in self._sessions.pop(caller, []):
+            self._state._cleanup_push_session(session, cleanup_messages=True)
+
+
+class OperatorDoor:
+    """What the operator's own processes may send, from this machine."""
+
+    paths = _OPERATOR_PATHS
+
+    def __init__(self, state: Any, secret: str, database: Path):
+        self._state, self._secret, self._database = state, secret, database
+        self._runs: dict[str, int] = {}
+
+    def caller(self, path: str, headers: Mapping[bytes, bytes]) -> str:
+        """Return who sends a request: the operator, or the server app of a run."""
+        if path.startswith("/v1/control/"):
+            given = headers.get(b"authorization", b"")
+            wanted = f"Bearer {self._secret}".encode()
+            return "operator" if hmac.compare_digest(given, wanted) else ""
+        if path.endswith("/acquire-task"):
+            return "operator"  # Flower verifies the signature of these few bytes
+        token = headers.get(TASK_TOKEN_HEADER.encode(), b"").decode("latin-1")
+        task = self._state.get_task_by_token(token) if token else None
+        if task is None:
+            return ""
+        self._runs["server app"] = task.run_id
+        return "server app"
+
+    def limit(self, caller: str, path: str, size: int) -> int:
+        """Return the most bytes that this body may have."""
+        return _SMALL if path.endswith("/acquire-task") else _OPERATORS_PIECE
+
+    def refuses(self, caller: str, path: str, body: bytes) -> str:
+        """Refuse nothing that the operator sends."""
+        return ""
+
+    def served(self, caller: str, path: str, content: bytes) -> None:
+        """Delete a run's messages once it is over, and give their space on disk back."""
+        if path.endswith("/push-task-output") and caller in self._runs:
+            self._state.cleanup_run(self._runs[caller])
+            shrink(self._database)
+
+
+def choose_operator_port(folder: FederationFolder) -> None:
+    """Keep the port of this machine's own commands, or take a free one where that is in use."""
+    port = folder.operator_port()
+    if not port or listens("127.0.0.1", port):
+        folder.use_operator_port(free_port())
+
+
+def shrink(database: Path) -> None:
+    """Give the space of deleted messages back to the disk."""
+    if not database.is_file():
+        return
+    try:
+        connection = sqlite3.connect(database, timeout=30.0, isolation_level=None)
+        try:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.close()
+    except sqlite3.Error as error:  # in use all the time, or a full disk: the next run's end
+        log.warning("%s was not shrunk: %s", database, error)
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """Bind a port."""
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind((host, port))
+    return found
+
+
+def servers(
+    folder: FederationFolder, host: str, limits: ConnectionLimits | None = None
+) -> list[LimitedServer]:
+    """Make Flower's application, served to sites on one port and to the operator on another."""
+    # Imported here: the commands that only talk to the server do not need all of this.
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+    from flwr.superlink.main import create_app
+
+    from fedbn.flower.server_limits import (
+        ConnectionLimits,
+        Connections,
+        Gate,
+        LimitedServer,
+        tls_context,
+    )
+
+    limits = limits or ConnectionLimits()
+    settings = configuration(folder, host)
+    app: Any = create_app(settings, SuperLinkLifespan)
+    state = app.state.linkstate_factory.state()
+    doors: dict[tuple[str, int], Door] = {
+        (host, folder.read().port): SiteDoor(state, folder.answer_bytes),
+        ("127.0.0.1", folder.operator_port()): OperatorDoor(
+            state, folder.secret.read_text(), folder.database
+        ),
+    }
+    context = tls_context(str(folder.certificate), str(folder.key))
+    made: list[LimitedServer] = []
+    for (address, port), door in doors.items():
+        table = Connections(limits)
+        made.append(
+            LimitedServer(
+                Gate(app, door, table, reads=_READ, notes=_NOTED),
+                listener(address, port),
+                context,
+                table,
+                lifespan="off" if made else "on",
+                log_config=get_uvicorn_log_config(logging.INFO),
+            )
+        )
+    return made
+
+
+async def _serve(folder: FederationFolder, host: str) -> None:
+    from fedbn.flower.server_limits import serve
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await serve(servers(folder, host), stop)
+
+
 def main(path: str, host: str, parent: str) -> None:
     """Serve until ended, or until the parent is gone."""
     os.umask(0o077)  # the database, and what SQLite lays beside it, holds the server app's token
     follow(int(parent))
-    # The package has a function of the module's name, which hides the module from `import`.
-    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    command._run_superlink_http_api(configuration(FederationFolder(Path(path)), host))
+    folder = FederationFolder(Path(path))
+    choose_operator_port(folder)
+    shrink(folder.database)
+    asyncio.run(_serve(folder, host))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def reach(bundle: Bundle, seconds: float) -> float:
 def _ask_the_time(bundle: Bundle) -> float:
     """Shake hands, and compare this clock with the server's; 0 where it does not say the time."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=bundle.ca.decode("ascii"))
     request = f"HEAD / HTTP/1.1\r\nHost: {bundle.host}\r\nConnection: close\r\n\r\n"
     with (

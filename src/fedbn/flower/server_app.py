@@ -35,7 +35,7 @@ from fedbn.flower.audit_log import AuditLog
 from fedbn.flower.credentials import Request, fingerprint, read_authority
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import Child, free_port, listens, wait_until
-from fedbn.flower.internals_server import Control, grid_of
+from fedbn.flower.internals_server import Control, choose_operator_port, grid_of
 from fedbn.flower.membership import Attendance, Expected
 from fedbn.flower.messages import Order, Reported, check_job, order_of, report_order
 from fedbn.flower.messaging import Limits
@@ -154,6 +154,7 @@ def server(folder: FederationFolder, host: str = "0.0.0.0") -> Iterator[Child]:
         raise ConfigError(f"--bind {host}: legal are 0.0.0.0 and 127.0.0.1")
     if listens("127.0.0.1", info.port):
         raise ConfigError(f"port {info.port} is in use: another server, or another federation's")
+    choose_operator_port(folder)
     module = "fedbn.flower.internals_server"
     child = Child(module, [str(folder.path), host], folder.home, folder.path / "server.log")
     try:
