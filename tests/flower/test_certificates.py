@@ -8,7 +8,6 @@ import os
 import stat
 import zipfile
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -45,13 +44,10 @@ def test_the_database_with_the_server_apps_token_is_private(
 ) -> None:
     assert stat.S_IMODE(fed.path.stat().st_mode) == 0o700
 
-    def run(config: object) -> None:
-        fed.database.write_bytes(b"as SQLite would")
+    async def run(folder: FederationFolder, host: str) -> None:
+        folder.database.write_bytes(b"as SQLite would")
 
-    command = SimpleNamespace(_run_superlink_http_api=run)
-    monkeypatch.setattr(
-        internals_server, "importlib", SimpleNamespace(import_module=lambda _: command)
-    )
+    monkeypatch.setattr(internals_server, "_serve", run)
     monkeypatch.setattr(internals_server, "follow", lambda parent: None)
     before = os.umask(0o022)
     try:

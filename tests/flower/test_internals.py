@@ -17,7 +17,14 @@ from flwr.app import Context, RecordDict
 
 import fedbn.flower
 from fedbn.errors import ConfigError
-from fedbn.flower import TESTED, installed_flower, internals_node, require_flower, site_app
+from fedbn.flower import (
+    TESTED,
+    installed_flower,
+    internals_node,
+    internals_server,
+    require_flower,
+    site_app,
+)
 from fedbn.flower.internals_node import _PULLING
 
 ROOT = Path(fedbn.flower.__file__).parent
@@ -41,6 +48,7 @@ RELIED_ON = {
             "RuntimeVersionHttpInterceptor",
             "SuperExecAuthHttpInterceptor",
         },
+        "flwr.supercore.protobuf.client": {"ProtobufClient"},
         "flwr.supercore.runtime": {"RuntimeHttpClient"},
         "flwr.supernode": {"fleet_http_connection", "start_client_internal"},
         "flwr.supernode.cli.flower_supernode": {"flower_supernode"},
@@ -48,27 +56,38 @@ RELIED_ON = {
     },
     "internals_server.py": {
         "flwr.cli.build": {"build_fab_from_disk"},
-        "flwr.common.constant": {"ACCESS_TOKEN_KEY", "SubStatus"},
+        "flwr.common.constant": {
+            "ACCESS_TOKEN_KEY", "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "SYSTEM_TIME_TOLERANCE",
+            "TIMESTAMP_HEADER", "TIMESTAMP_TOLERANCE", "SubStatus",
+        },
         "flwr.common.serde": {"fab_to_proto", "run_from_proto"},
         "flwr.proto.control_pb2": {
             "ListNodesRequest", "RegisterNodeRequest", "StartRunRequest", "StopRunRequest",
             "UnregisterNodeRequest",
         },
+        "flwr.proto.fleet_pb2": {"PushMessagesRequest", "PushMessagesResponse"},
         "flwr.proto.node_pb2": {"NodeInfo"},
         "flwr.proto.runtime_pb2": {
             "AcquireTaskRequest", "PullTaskInputRequest", "PushTaskOutputRequest",
         },
         "flwr.supercore.auth.typing": {"AccountInfo"},
-        "flwr.supercore.constant": {"NodeStatus", "TaskType"},
+        "flwr.supercore.constant": {
+            "FLEET_HTTP_PUBLIC_KEY_HEADER", "FLEET_HTTP_SIGNATURE_HEADER", "TASK_TOKEN_HEADER",
+            "NodeStatus", "TaskType",
+        },
         "flwr.supercore.control": {"ControlHttpClient"},
         "flwr.supercore.fab": {"Fab"},
         "flwr.supercore.heartbeat": {"HeartbeatSender", "make_task_heartbeat_fn_http"},
+        "flwr.supercore.http_logging": {"get_uvicorn_log_config"},
         "flwr.supercore.interceptors": {"RuntimeVersionHttpInterceptor"},
+        "flwr.supercore.primitives.asymmetric": {"bytes_to_public_key", "verify_signature"},
         "flwr.supercore.protobuf.client": {"ProtobufCall", "ProtobufRequestContext"},
         "flwr.supercore.task_identity": {"TaskIdentity"},
         "flwr.superlink.auth_plugin": {"NoOpControlAuthnPlugin"},
+        "flwr.superlink.cli.flower_superlink": {"SuperLinkLifespan"},
         "flwr.superlink.config_loader": {"SuperLinkLifespanConfig"},
         "flwr.superlink.grid": {"HttpGrid"},
+        "flwr.superlink.main": {"create_app"},
     },
 }  # fmt: skip
 
@@ -101,8 +120,17 @@ def test_what_is_imported_is_there(module: str, name: str) -> None:
 
 def test_what_is_reached_into_is_there() -> None:
     """Attributes that no import names: they would fail, or do nothing, in the middle of a run."""
-    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    assert callable(command._run_superlink_http_api)
+    state = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
+    used = ("get_node_id_by_public_key", "get_task_by_token", "cleanup_run")
+    assert all(callable(getattr(state, name)) for name in used)
+    cleanup = inspect.signature(state._cleanup_push_session)
+    assert [*cleanup.parameters] == ["self", "session_id", "cleanup_messages"]
+    routes = importlib.import_module("flwr.supercore.protobuf.translation").PROTOBUF_REQUEST_TYPES
+    served = {path for method, path in routes if method == "POST"}
+    assert internals_server.SiteDoor.paths | internals_server.OperatorDoor.paths <= served
+    client = inspect.getsource(importlib.import_module("flwr.supercore.protobuf.client"))
+    assert client.count("httpx.Client(") == 1
+    assert "self._client = httpx.Client(" in client
     grid = inspect.getsource(importlib.import_module("flwr.superlink.grid").HttpGrid)
     assert all(name in grid for name in ("self._retry_invoker", "self._runtime_client"))
     for module in ("supernode.fleet_http_connection", "supercore.heartbeat"):

@@ -58,6 +58,7 @@ from fedbn.errors import FedbnError
 # How far a site's clock may be behind the server's and ahead of it, in seconds.
 CLOCK_BEHIND, CLOCK_AHEAD = TIMESTAMP_TOLERANCE, SYSTEM_TIME_TOLERANCE
 NODE_UNAVAILABLE = ErrorCode.NODE_UNAVAILABLE
+MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 
@@ -288,7 +289,12 @@ def secure_clients() -> None:
     made = ProtobufClient.__init__
 
     def init(
-        self: ProtobufClient, base_url: str, *, verify: Any = True, timeout: float = 30.0, **rest: Any
+        self: ProtobufClient,
+        base_url: str,
+        *,
+        verify: Any = True,
+        timeout: float = 30.0,
+        **rest: Any,
     ) -> None:
         if isinstance(verify, str):
             verify = ssl.create_default_context(cafile=verify)

@@ -132,10 +132,12 @@ class Attendance:
         # why others are not: they wait, are silent (both are asked again), or were refused
         self.absent: dict[str, tuple[str, str]] = {}
         self._ask_again: dict[str, float] = {}
+        self.state_bytes = 0  # of the state in an answer, at most; 0 before the model is known
 
     def ask(self, letters: Mapping[str, Letter], group: str) -> Mail:
         """Send letters, wait for the answers, and log what was asked and what came."""
-        mail = ask(self._grid, letters, group, self._limits.round, self._limits)
+        limits = replace(self._limits, answer=self._limits.answer + self.state_bytes)
+        mail = ask(self._grid, letters, group, limits.round, limits)
         for site, letter in letters.items():
             facts = {"site": site, **messages.about(letter.content)}
             self.log.write("asked", **facts, sent=messages.what_is_in(letter.content))

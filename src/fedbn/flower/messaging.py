@@ -12,7 +12,8 @@ from google.protobuf.message import DecodeError
 
 from fedbn.core.engine import RoundCost
 from fedbn.flower import messages
-from fedbn.flower.internals_node import NODE_UNAVAILABLE
+from fedbn.flower.federation_folder import DOCUMENT_BYTES
+from fedbn.flower.internals_node import MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from fedbn.flower.messages import Answer
 from fedbn.text import one_line
 
@@ -32,6 +33,7 @@ class Limits:
     poll: float = 0.05  # between two looks for answers
     look: float = 2.0  # between two looks at which nodes were restarted
     again: float = 2.0  # before a site that waits for approval is asked once more
+    answer: int = DOCUMENT_BYTES  # bytes of an answer, at most
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def ask(
     doing a round twice gives the same result.
     """
     begun = time.monotonic()
-    asked = _Asked(grid, group, seconds, letters)
+    asked = _Asked(grid, group, seconds, letters, limits.answer)
     asked.send(letters)
     looked = sent = time.monotonic()
     while asked.waiting and time.monotonic() - sent < seconds:
@@ -84,8 +86,16 @@ def ask(
 class _Asked:
     """Letters under way."""
 
-    def __init__(self, grid: Grid, group: str, seconds: float, letters: Mapping[str, Letter]):
+    def __init__(
+        self,
+        grid: Grid,
+        group: str,
+        seconds: float,
+        letters: Mapping[str, Letter],
+        most: int = DOCUMENT_BYTES,
+    ):
         self.mail = Mail()
+        self._most = most
         self.ids: dict[str, str] = {}
         self.waiting: dict[str, Letter] = dict(letters)
         self._gone: dict[str, float] = {}
@@ -137,6 +147,8 @@ class _Asked:
             self._fault(site, f"answered by another node, {message.metadata.src_node_id}")
         elif message.metadata.group_id != self._group:
             self._fault(site, f"answered for {message.metadata.group_id!r}, not {self._group!r}")
+        elif (found := messages.length(message.content)) > self._most:
+            self._fault(site, f"its answer has {found:,} bytes, expected at most {self._most:,}")
         else:
             del self.waiting[site]
             self.mail.received += messages.length(message.content)
@@ -152,6 +164,9 @@ class _Asked:
         if message.error.code == NODE_UNAVAILABLE:
             self.ids.pop(message.metadata.reply_to_message_id)
             self._gone.setdefault(site, time.monotonic())
+        elif message.error.code == MESSAGE_UNAVAILABLE:
+            why = f"it broke off, or had more than {self._most:,} bytes"
+            self._fault(site, f"its answer did not arrive completely: {why}")
         else:
             text = one_line(message.error.reason or "no reason given")
             self._fault(site, f"Flower error {message.error.code}: {text[:300]}")

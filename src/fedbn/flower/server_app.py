@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,8 @@ class Service:
     # asked after each round; True ends the run with its state saved
     stop: Callable[[], bool] = lambda: False
     log: AuditLog = field(default_factory=AuditLog)  # the server's log
+    # told how many bytes of states an answer may have, before any site is asked to train
+    limit_answers: Callable[[int], None] = lambda size: None
 
 
 def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
@@ -103,6 +105,8 @@ def serve(grid: Grid, experiment: Experiment, service: Service) -> None:
         here = Attendance(grid, order, service.expected, service.limits, note, service.log)
         here.muster()
         made = FlowerEngine(here, job, order, note)
+        here.state_bytes = made.state_bytes()
+        service.limit_answers(here.state_bytes)
         config = resolved(experiment, made.plan.federation)
         data = {name: member.model_dump() for name, member in made.members.items()}
         facts = {"data": data, "engine": "flower", "task": made.plan.task.facts()}
@@ -186,7 +190,9 @@ def run(folder: FederationFolder, raw: dict[str, Any], service: Service, where: 
     """Start or continue a run and see it to its end."""
     experiment = checked(raw, where, foreign(where))
     only = the_only_run(folder, service.folder.path.name)
+    service = replace(service, limit_answers=folder.limit_answers)
     with service.folder.locked(), only, grid_of(folder) as grid:
+        folder.limit_answers(0)  # until the model is known
         serve(grid, experiment, service)
 
 

@@ -129,6 +129,14 @@ class FlowerEngine:
             }
         )
 
+    def state_bytes(self) -> int:
+        """Return how many bytes of states an answer may have: the shared one, and the affine."""
+        plan = self.plan
+        local = plan.method.local(entries(plan.initial_model))
+        affine = StateLayout.of(entry for entry in local if entry.kind == Kind.BN_AFFINE)
+        shared = rounds.initial_state(plan).shared.layout
+        return messages.largest(shared) + messages.largest(affine)
+
     def resume(self, round: int, facts: Mapping[str, Any]) -> None:
         """Go on with what an earlier process knew of the sites."""
         self._known = Known.from_facts(facts)

@@ -391,7 +391,7 @@ def _limited(receive: Receive, limits: ConnectionLimits, size: int) -> Receive:
         seconds = min(limits.body_pause, until - time.monotonic())
         try:
             event = await asyncio.wait_for(receive(), max(seconds, 0))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return {"type": "http.disconnect"}
         complete = not event.get("more_body", False)
         return event
