@@ -32,6 +32,7 @@ from fedbn.runs.folder import to_json, write_atomically
 # Sections and keys that change nothing that is computed at a site. Of `data` only the contract is
 # the server's.
 _OF_NO_MATTER = {"workers", "engine", "data", "sweep", "quick", "reproduce", "checkpoint"}
+_MOST_WAITING = 20  # experiments that nobody approved yet
 _HELD = Held("the server's configuration")
 
 
@@ -145,6 +146,7 @@ class Approvals:
         if not file.exists():
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, to_json(vars(asked)))
+            forget_oldest(self._folder, file)
         known = _read(file)
         if known.is_approved(days):
             return
@@ -187,6 +189,18 @@ class Approvals:
         decided = Asked(found.experiment, found.run, found.asked, said)
         write_atomically(self._folder / f"{decided.hash}.json", to_json(vars(decided)))
         return decided
+
+
+def forget_oldest(folder: Path, newest: Path) -> None:
+    """Keep the newest experiments that wait for approval, and every one that was approved.
+
+    Each question of the server leaves a file until a person decides, so their number is limited.
+    """
+    others = [file for file in folder.glob("*.json") if file != newest]
+    waiting = [file for file in others if not _read(file).approved]
+    waiting.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in waiting[_MOST_WAITING - 1 :]:
+        file.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> Asked:

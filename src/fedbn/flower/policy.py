@@ -79,6 +79,7 @@ class Policy(BaseModel):
     )
     round_scores: bool = Field(True, description="scores leave in steps of 1/sqrt(samples)")
     min_test_samples: int = Field(10, ge=1, description="samples behind a score, at least")
+    max_model_mb: int = Field(512, ge=1, description="MB of a model's parameters, at most")
     sends: list[Literal["loss", "scores", "names"]] = Field(
         ["loss", "scores", "names"],
         description="numbers that go to the server; names: of columns, classes and categories",
@@ -109,6 +110,7 @@ class Policy(BaseModel):
 # Where everything runs on one machine for trying out: no site is another's.
 OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
+    max_model_mb=10**6,
     methods=registry.names(fedbn.methods), bound_updates=False, approval=False,
     query_budget=False, round_scores=False, min_test_samples=1,
 )  # fmt: skip

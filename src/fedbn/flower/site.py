@@ -31,6 +31,7 @@ from fedbn.experiments.sources import alone
 from fedbn.flower import messages
 from fedbn.flower.approvals import Approvals, asked_by, contract_of
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
+from fedbn.flower.model_size import ModelTooLarge, check_model_size, limited_model
 from fedbn.flower.policy import Forbidden, check_order, check_runs
 from fedbn.flower.query_budget import check_length
 from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
@@ -102,7 +103,14 @@ class Site:
             yield False, str(error)
 
     def _plan(self, order: Order, job: Job) -> Plan:
-        return plan_of(job, self._alone(order, job))
+        """Make the model for the site's data, once it is known not to be too large."""
+        federation, most = self._alone(order, job), self.options.policy.max_model_mb
+        try:
+            check_model_size(job.setting.experiment, federation, most)
+            with limited_model(most):
+                return plan_of(job, federation)
+        except ModelTooLarge as error:
+            raise Forbidden(str(error)) from error
 
     def _allow(self, order: Order, plan: Plan) -> None:
         """Refuse what the policy forbids, and what no person at the site has approved."""
@@ -110,10 +118,17 @@ class Site:
         check_order(policy, order, plan, options.name)
         if options.folder is not None:
             check_runs(policy, options.folder, run_folder(options.folder, order).path)
-        if policy.approval:
+        self._check_approval(order, plan)
+
+    def _check_approval(self, order: Order, plan: Plan) -> None:
+        """Refuse what no person at the site has approved, where the policy asks for that."""
+        options = self.options
+        if options.policy.approval:
             if options.home is None:
                 raise ConfigError("the policy asks for approval, and the site has no folder")
-            Approvals(options.home).require(asked_by(order, plan), policy.approval_days)
+            Approvals(options.home).require(
+                asked_by(order, plan), options.policy.approval_days
+            )
 
     def _tells(self, order: Order, error: Exception) -> bool:
         """Whether the server may hear what comes of its order, which tells of the data."""
@@ -204,6 +219,8 @@ class Site:
         of_a_message |= {"session", "updates"}
         key = order.model_dump_json(exclude=of_a_message)
         if key not in self.desks:
+            # Before the copies of a model that training needs.
+            self._check_approval(order, self._plan(order, job))
             self.desks = {key: Desk(self.options, job, self._alone(order, job), order)}
         return self.desks[key]
 

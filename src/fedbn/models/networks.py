@@ -147,6 +147,9 @@ def two_layer(
     return nn.Sequential(*flat, hidden, nn.BatchNorm1d(width), nn.ReLU(), output)
 
 
+_DEEPEST = 16  # halves a side of 65,536 pixels down to one
+
+
 class UNet(nn.Module):
     """Down by halves, and up again beside what was there on the way."""
 
@@ -181,6 +184,8 @@ def _twice(inputs: int, outputs: int) -> nn.Sequential:
 
 def unet(classes: int, input_shape: tuple[int, ...], width: int = 16, depth: int = 3) -> nn.Module:
     """Build a U-Net that halves `depth` times; 0.48 million parameters as it is."""
+    if not 0 <= depth <= _DEEPEST:
+        raise ConfigError(f"model.args.depth: expected 0 to {_DEEPEST}, got {depth}")
     return UNet(input_shape[0], classes, width, depth)
 
 
