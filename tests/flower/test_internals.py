@@ -33,14 +33,17 @@ PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.clientapp.typing", "flwr.serverapp
 RELIED_ON = {
     "internals_node.py": {
         "flwr.common.constant": {
-            "SYSTEM_TIME_TOLERANCE", "TIMESTAMP_TOLERANCE", "ErrorCode", "SubStatus",
+            "SYSTEM_TIME_TOLERANCE", "TIMESTAMP_HEADER", "TIMESTAMP_TOLERANCE", "ErrorCode",
+            "SubStatus",
         },
         "flwr.common.serde": {"context_to_proto"},
         "flwr.proto.runtime_pb2": {
             "AcquireTaskRequest", "PushTaskOutputRequest", "SendTaskHeartbeatRequest",
         },
         "flwr.supercore": {"heartbeat"},
-        "flwr.supercore.constant": {"TaskType"},
+        "flwr.supercore.constant": {
+            "FLEET_HTTP_PUBLIC_KEY_HEADER", "FLEET_HTTP_SIGNATURE_HEADER", "TaskType",
+        },
         "flwr.supercore.heartbeat": {"HeartbeatSender"},
         "flwr.supercore.inflatable": {"inflatable_utils"},
         "flwr.supercore.interceptors": {
@@ -48,6 +51,7 @@ RELIED_ON = {
             "RuntimeVersionHttpInterceptor",
             "SuperExecAuthHttpInterceptor",
         },
+        "flwr.supercore.primitives.asymmetric": {"public_key_to_bytes", "sign_message"},
         "flwr.supercore.protobuf.client": {"ProtobufClient"},
         "flwr.supercore.runtime": {"RuntimeHttpClient"},
         "flwr.supernode": {"fleet_http_connection", "start_client_internal"},
@@ -127,7 +131,8 @@ def test_what_is_reached_into_is_there() -> None:
     assert [*cleanup.parameters] == ["self", "session_id", "cleanup_messages"]
     routes = importlib.import_module("flwr.supercore.protobuf.translation").PROTOBUF_REQUEST_TYPES
     served = {path for method, path in routes if method == "POST"}
-    assert internals_server.SiteDoor.paths | internals_server.OperatorDoor.paths <= served
+    assert internals_server.SiteDoor.paths - {internals_node.ADMITTED_PATH} <= served
+    assert internals_server.OperatorDoor.paths <= served
     client = inspect.getsource(importlib.import_module("flwr.supercore.protobuf.client"))
     assert client.count("httpx.Client(") == 1
     assert "self._client = httpx.Client(" in client

@@ -21,6 +21,7 @@ from fedbn.flower import audit_log, credentials, internals_server, preflight, se
 from fedbn.flower.credentials import read_bundle, read_request
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.membership import Expected
+from fedbn.flower.site_job import SiteOptions
 
 PRIVATE = b"PRIVATE KEY"
 
@@ -261,12 +262,55 @@ def test_a_key_that_was_rotated_while_a_site_works_stays(fed, monkeypatch) -> No
     right = credentials.authority_fingerprint(bundle.ca)
     joined = federation_keys.known_authority(bundle, home, right)
     admitted(fed, "nyu", "--rotate")
+    monkeypatch.setattr(site_app, "is_admitted", lambda bundle, key: True)
+    site_app._use_next_key(joined, SiteOptions("nyu", {}), home, lambda text: None)
     rotated = (home / "site.key").read_bytes()
     monkeypatch.setattr(site_app, "Child", lambda *words: None)
     site_app._start_node(joined, home, b"s" * 32, 1)  # as `join` does when its node ended
     assert rotated == (home / "site.key").read_bytes() != joined.key
     site_app._start_node(joined, home / "new", b"s" * 32, 1)
     assert (home / "new" / "site.key").read_bytes() == joined.key
+
+
+def key_of(home: Path, name: str = "site.key") -> bytes:
+    return credentials.public_bytes(credentials.read_key((home / name).read_bytes()))
+
+
+def test_a_second_rotation_before_admission_keeps_the_admitted_key(fed: FederationFolder) -> None:
+    admitted(fed)
+    home, before = Path("nyu"), key_of(Path("nyu"))
+    fedbn("request", "nyu", "--rotate")
+    said = fedbn("request", "nyu", "--rotate")
+    assert "this requests it again" in said
+    assert key_of(home) == before == next(iter(fed.keys()))
+    admitted(fed, "nyu", "--rotate")  # a third one, and this one is admitted
+    assert [*fed.keys()] == [key_of(home, "next.key")]
+    fedbn("request", "nyu", "--rotate")  # the site does not know yet that it is admitted
+    found = credentials.fingerprint(read_request(Path("nyu.request")).key)
+    fedbn("admit", str(fed.path), "nyu.request", "--fingerprint", found)
+    assert [*fed.keys()] == [key_of(home, "next.key")]
+
+
+def test_a_site_uses_its_new_key_once_the_server_has_admitted_it(
+    fed: FederationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admitted(fed)
+    home, bundle, said = Path("nyu"), read_bundle(fed.bundle("nyu")), []
+    options = SiteOptions("nyu", {}, log=audit_log.log_of(home))
+    fedbn("request", "nyu", "--rotate")
+    old, new = key_of(home), key_of(home, "next.key")
+    monkeypatch.setattr(site_app, "is_admitted", lambda bundle, key: False)
+    site_app._use_next_key(bundle, options, home, said.append)
+    assert (key_of(home), key_of(home, "next.key")) == (old, new)
+    monkeypatch.setattr(
+        site_app, "is_admitted", lambda bundle, key: credentials.public_bytes(key) == new
+    )
+    site_app._use_next_key(bundle, options, home, said.append)
+    site_app._use_next_key(bundle, options, home, said.append)  # nothing is left to do
+    assert key_of(home) == new
+    assert not credentials.next_key(home).exists()
+    assert ["not admitted yet" in text for text in said] == [True, False]
+    assert "ok " in fedbn("log", "nyu", "--verify")
 
 
 @pytest.mark.shows("H21")

@@ -220,6 +220,16 @@ def test_only_a_fresh_signature_of_an_admitted_key_is_let_in(folder: FederationF
         assert post(folder, PULL, headers=headers).text == "unauthorized"
 
 
+def test_a_site_can_ask_whether_a_key_is_admitted(folder: FederationFolder) -> None:
+    with Control(folder) as control:
+        control.admit_only(folder.keys())
+    bundle = read_bundle(folder.bundle("plain"))
+    assert preflight.is_admitted(bundle, credentials.read_key(bundle.key))
+    assert not preflight.is_admitted(bundle, credentials.make_key())
+    away = Bundle("f", "plain", f"127.0.0.1:{free_port()}", bundle.ca)
+    assert not preflight.is_admitted(away, credentials.read_key(bundle.key))
+
+
 def test_a_body_that_is_too_large_or_of_no_length_is_refused_with_a_key_too(
     folder: FederationFolder,
 ) -> None:

@@ -18,7 +18,6 @@ from fedbn.flower import audit_log, credentials, server_app
 from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import FederationFolder, write_private
 from fedbn.runs.folder import check_name, write_atomically
-from fedbn.runs.metrics import append
 
 app = console.commands()
 
@@ -45,15 +44,20 @@ def request(
         hint = "no key to replace" if rotate else "it has a key already: --rotate replaces it"
         raise ConfigError(f"{home}: {hint}")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key, old = credentials.make_key(), credentials.read_key(place.read_bytes()) if rotate else None
-    if old is not None:  # what it signed in the log is still its own
-        append(home / "earlier.pub", credentials.public_bytes(old))
+    key, old, new = credentials.make_key(), None, place
+    if rotate:  # the admitted key stays until the server has admitted the new one
+        old, new = credentials.read_key(place.read_bytes()), credentials.next_key(home)
+        if new.exists():
+            key = credentials.read_key(new.read_bytes())
+            say("a new key was requested before and is not in use yet: this requests it again")
     write_atomically(Path(f"{site}.request"), credentials.make_request(site, key, old), ConfigError)
-    write_private(place, credentials.ssh_private_bytes(key))
+    write_private(new, credentials.ssh_private_bytes(key))
     found = credentials.fingerprint(credentials.public_bytes(key))
     audit_log.log_of(home).write("new key", key=found)
-    emit(f"{site}.request: send this to the server; {place} stays here")
+    emit(f"{site}.request: send this to the server; {new} stays here")
     emit(f"the site's key: {found}")
+    if rotate:
+        say("`join` uses the new key as soon as the server has admitted it")
 
 
 @app.command(epilog="Example: fedbn federation admit FED nyu.request")

@@ -147,6 +147,11 @@ def read_key(content: bytes) -> Key:
     return found
 
 
+def next_key(home: Path) -> Path:
+    """Return the file of the key that a site requested and the server may not have admitted yet."""
+    return home / "next.key"
+
+
 def make_request(site: str, key: Key, old: Key | None = None) -> bytes:
     """Ask to be admitted: name and public key, signed by that key, and by the one it replaces."""
     public = public_bytes(key)

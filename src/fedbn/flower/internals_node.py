@@ -13,6 +13,7 @@ Child processes are started with a clean environment, watched, and ended with th
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +33,13 @@ from typing import Any
 
 import httpx
 from flwr.app import Message, RecordDict
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, ErrorCode, SubStatus
+from flwr.common.constant import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+    ErrorCode,
+    SubStatus,
+)
 from flwr.common.serde import context_to_proto
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -39,7 +47,11 @@ from flwr.proto.runtime_pb2 import (
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore import heartbeat
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TaskType,
+)
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.interceptors import (
@@ -47,6 +59,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode import fleet_http_connection, start_client_internal
@@ -74,6 +87,20 @@ def runtime_client(address: str, ca: bytes | None, secret: bytes) -> RuntimeHttp
             SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE),
         ],
     )
+
+
+# The server answers this path to keys that it has admitted, and does nothing else.
+ADMITTED_PATH = "/v1/fedbn/admitted"
+
+
+def signed_headers(key: Any) -> dict[str, str]:
+    """Return the headers by which the server knows the owner of a private key."""
+    stamp = datetime.datetime.now(datetime.UTC).isoformat()
+    return {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        TIMESTAMP_HEADER: stamp,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, stamp.encode())).decode(),
+    }
 
 
 _GRACE = 10.0

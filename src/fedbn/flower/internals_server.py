@@ -70,6 +70,7 @@ from flwr.superlink.grid import HttpGrid
 from fedbn.errors import FedbnError
 from fedbn.flower.federation_folder import FederationFolder
 from fedbn.flower.internals_node import (
+    ADMITTED_PATH,
     environment,
     follow,
     free_port,
@@ -338,7 +339,7 @@ class SiteDoor:
     refused before they are read, and what the site sent of that answer is deleted.
     """
 
-    paths = _SITE_PATHS
+    paths = _SITE_PATHS | {ADMITTED_PATH}
 
     def __init__(self, state: Any, answer_bytes: Callable[[], int]):
         self._state, self._answer_bytes = state, answer_bytes
@@ -522,7 +523,7 @@ def servers(
         table = Connections(limits)
         made.append(
             LimitedServer(
-                Gate(app, door, table, reads=_READ, notes=_NOTED),
+                Gate(app, door, table, reads=_READ, own=(ADMITTED_PATH,), notes=_NOTED),
                 listener(address, port),
                 context,
                 table,

@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -17,9 +17,15 @@ from cryptography import x509
 from fedbn import __version__
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.flower import installed_flower
-from fedbn.flower.credentials import Bundle, hosts_of, read_key
+from fedbn.flower.credentials import Bundle, Key, hosts_of, read_key
 from fedbn.flower.federation_folder import FederationFolder
-from fedbn.flower.internals_node import CLOCK_AHEAD, CLOCK_BEHIND, listens
+from fedbn.flower.internals_node import (
+    ADMITTED_PATH,
+    CLOCK_AHEAD,
+    CLOCK_BEHIND,
+    listens,
+    signed_headers,
+)
 
 _TIMEOUT = 5.0
 
@@ -46,21 +52,36 @@ def reach(bundle: Bundle, seconds: float) -> float:
 
 def _ask_the_time(bundle: Bundle) -> float:
     """Shake hands, and compare this clock with the server's; 0 where it does not say the time."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=bundle.ca.decode("ascii"))
-    request = f"HEAD / HTTP/1.1\r\nHost: {bundle.host}\r\nConnection: close\r\n\r\n"
-    with (
-        socket.create_connection((bundle.host, bundle.port), timeout=_TIMEOUT) as plain,
-        context.wrap_socket(plain, server_hostname=bundle.host) as secure,
-    ):
-        secure.sendall(request.encode("ascii"))
-        lines = secure.recv(4096).decode("latin-1").lower().split("\r\n")
+    lines = _answer(bundle, "HEAD /", {}).lower().split("\r\n")
     said = next((line.partition(":")[2] for line in lines if line.startswith("date:")), "")
     try:
         return time.time() - email.utils.parsedate_to_datetime(said.strip()).timestamp()
     except ValueError:
         return 0.0
+
+
+def is_admitted(bundle: Bundle, key: Key) -> bool:
+    """Tell whether the server lets a key in; False where it cannot be asked now."""
+    headers = {**signed_headers(key), "Content-Length": "0"}
+    try:
+        return _answer(bundle, f"POST {ADMITTED_PATH}", headers).startswith("HTTP/1.1 200")
+    except OSError:
+        return False
+
+
+def _answer(bundle: Bundle, request: str, headers: Mapping[str, str]) -> str:
+    """Send a request to the server of a bundle; return the beginning of its answer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=bundle.ca.decode("ascii"))
+    named = {"Host": bundle.host, "Connection": "close", **headers}
+    lines = [f"{request} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
+    with (
+        socket.create_connection((bundle.host, bundle.port), timeout=_TIMEOUT) as plain,
+        context.wrap_socket(plain, server_hostname=bundle.host) as secure,
+    ):
+        secure.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+        return secure.recv(4096).decode("latin-1")
 
 
 def _checked(ahead: float) -> float:

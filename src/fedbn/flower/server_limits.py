@@ -291,6 +291,7 @@ class Gate:
     door: Door
     table: Connections
     reads: tuple[str, ...] = ()  # paths whose bodies `Door.refuses` looks at
+    own: tuple[str, ...] = ()  # paths that are answered here, to callers that are known
     notes: tuple[str, ...] = ()  # paths whose answers `Door.served` looks at
     _bodies: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reported: dict[str, float] = field(default_factory=dict)
@@ -303,27 +304,30 @@ class Gate:
         peer: Peer = scope["state"].pop(_PEER)
         path, headers = scope["path"], dict(scope["headers"])
         if scope["method"] != "POST" or path not in self.door.paths:
-            await self._refuse(receive, send, 404, "not found")
+            await self._answer(receive, send, 404, "not found")
             return
         if len(headers) != len(scope["headers"]):
-            await self._refuse(receive, send, 400, "a header is there twice")
+            await self._answer(receive, send, 400, "a header is there twice")
             return
         caller = await asyncio.to_thread(self.door.caller, path, headers)
         if not caller:
-            await self._refuse(receive, send, 401, "unauthorized")
+            await self._answer(receive, send, 401, "unauthorized")
             return
         if not self.table.authenticated(peer, caller):
             self._report(caller, "too many connections")
-            await self._refuse(receive, send, 429, "too many connections")
+            await self._answer(receive, send, 429, "too many connections")
+            return
+        if path in self.own:
+            await self._answer(receive, send, 200, "admitted")
             return
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or b"transfer-encoding" in headers:
-            await self._refuse(receive, send, 411, "the length of the body is missing")
+            await self._answer(receive, send, 411, "the length of the body is missing")
             return
         size = int(length)
         if size > (most := self.door.limit(caller, path, size)):
             self._report(caller, f"{path}: {size:,} bytes, at most {most:,} are expected")
-            await self._refuse(receive, send, 413, f"at most {most} bytes are expected")
+            await self._answer(receive, send, 413, f"at most {most} bytes are expected")
             return
         await self._serve(scope, receive, send, caller, size)
 
@@ -339,7 +343,7 @@ class Gate:
                 content = await _whole(body)
                 if why := self.door.refuses(caller, path, content):
                     self._report(caller, f"{path}: {why}")
-                    await self._refuse(receive, send, 403, why)
+                    await self._answer(receive, send, 403, why)
                     return
                 body = _again(content, receive)
 
@@ -351,7 +355,7 @@ class Gate:
         if path in self.notes:
             await asyncio.to_thread(self.door.served, caller, path, b"".join(served))
 
-    async def _refuse(self, receive: Receive, send: Send, status: int, text: str) -> None:
+    async def _answer(self, receive: Receive, send: Send, status: int, text: str) -> None:
         """Answer without Flower, and close the connection; what still arrives is thrown away."""
         content = text.encode()
         headers = [

@@ -18,17 +18,23 @@ from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import looks_like_path, with_settings
 from fedbn.experiments.schema import DataSection
 from fedbn.experiments.sources import load_federation
-from fedbn.flower import messages
+from fedbn.flower import credentials, messages
 from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import write_private
 from fedbn.flower.internals_node import Child, free_port, last_words, quicken, work
 from fedbn.flower.messages import Order
+<<<<<<< HEAD
 from fedbn.flower.policy import SIMULATED, Policy, read_policy
 from fedbn.flower.preflight import reach
+=======
+from fedbn.flower.policy import Policy
+from fedbn.flower.preflight import is_admitted, reach
+>>>>>>> c6aec4e (Keep a site's admitted key until its new key is admitted)
 from fedbn.flower.site import Site, one_thread, reply
 from fedbn.flower.site_job import SiteOptions
 from fedbn.registry import TYPED, Held
 from fedbn.runs.folder import check_name
+from fedbn.runs.metrics import append
 
 _ACCEPTED = "SuperNode ID"
 _REFUSED = ("activat", "public key", "unauthorized")
@@ -55,6 +61,7 @@ def join(
     say(f"site {bundle.site} works for {bundle.address}; data and BatchNorm stay here")
     site, begun = Site(options), time.monotonic()
     while not stop():
+        _use_next_key(bundle, options, home, say)
         node = _one_node(site, bundle, home, stop, say)
         if stop():
             return
@@ -65,6 +72,25 @@ def join(
         elif time.monotonic() - begun > _PATIENCE:
             raise FedbnError(_why(node, bundle))
         time.sleep(1)
+
+
+def _use_next_key(
+    bundle: Bundle, options: SiteOptions, home: Path, say: Callable[[str], None]
+) -> None:
+    """Replace the site's key by the one that it requested, once the server has admitted that."""
+    key_file, next_file = home / "site.key", credentials.next_key(home)
+    if not next_file.exists():
+        return
+    new = credentials.read_key(next_file.read_bytes())
+    found = credentials.fingerprint(credentials.public_bytes(new))
+    if not is_admitted(bundle, new):
+        say(f"the new key {found} is not admitted yet: going on with the key that is")
+        return
+    old = credentials.read_key(key_file.read_bytes())
+    append(home / "earlier.pub", credentials.public_bytes(old))  # it signed earlier log lines
+    next_file.replace(key_file)
+    options.log.write("key replaced", key=found)
+    say(f"the new key {found} is admitted and in use")
 
 
 def _wait_for_server(bundle: Bundle, stop: Callable[[], bool]) -> None:
