@@ -23,13 +23,8 @@ from fedbn.flower.credentials import Bundle
 from fedbn.flower.federation_folder import write_private
 from fedbn.flower.internals_node import Child, free_port, last_words, quicken, work
 from fedbn.flower.messages import Order
-<<<<<<< HEAD
 from fedbn.flower.policy import SIMULATED, Policy, read_policy
-from fedbn.flower.preflight import reach
-=======
-from fedbn.flower.policy import Policy
 from fedbn.flower.preflight import is_admitted, reach
->>>>>>> c6aec4e (Keep a site's admitted key until its new key is admitted)
 from fedbn.flower.site import Site, one_thread, reply
 from fedbn.flower.site_job import SiteOptions
 from fedbn.registry import TYPED, Held
