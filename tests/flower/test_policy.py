@@ -291,10 +291,11 @@ def test_further_trainings_of_a_method_are_counted(bench: Bench, method: str, st
 @pytest.mark.shows("H13")
 def test_a_count_far_from_the_one_agreed_is_refused(bench: Bench, tmp_path: Path) -> None:
     folder = server_app.make(tmp_path / "fed", SITES)
-    assert folder.agree("photo", 10) is None
-    assert folder.agree("photo", 20) is None
-    assert "1,000 training samples, 10 were agreed" in (folder.agree("photo", 1000) or "")
-    assert folder.agreed() == {"photo": 10}
+    assert folder.agree("photo", 10, "d") is None
+    assert folder.agree("photo", 20, "d") is None
+    assert "1,000 training samples, 10 were agreed" in (folder.agree("photo", 1000, "d") or "")
+    assert folder.agreed() == {"photo": {"d": 10}}
+    folder.samples.write_text("photo = 10\n")  # as earlier versions wrote it: for any data
     expected = Expected(SITES, KEYS, 2, folder.agree)
     with pytest.raises(TooFewClients, match=r"photo: says it has 64 training samples, 10 were"):
         bench.run(bench.grid(), expected=expected)

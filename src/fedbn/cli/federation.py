@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from fedbn.cli import approval_view, console
 from fedbn.cli.console import emit, say
 from fedbn.cli.federation_keys import Fed, Fingerprint, known_authority
 from fedbn.cli.progress import Stopper
+from fedbn.errors import FedbnError, TooFewClients
 from fedbn.flower import credentials, preflight, server_app, site_app
 from fedbn.flower.approvals import Approvals, Asked
 from fedbn.flower.audit_log import AuditLog, log_of
@@ -219,9 +221,16 @@ def _show_asked(approvals: Approvals, asked: Asked, days: int, full: bool) -> No
     emit()
 
 
-@app.command(epilog="Example: fedbn federation status FED")
-def status(fed: Fed) -> None:
-    """Show which sites are connected, and how far each run is."""
+_STATUS = console.examples("fedbn federation status FED", "fedbn federation status FED --json")
+
+
+@app.command(epilog=_STATUS)
+def status(fed: Fed, json: console.Json = False) -> None:
+    """Show which sites are connected, and how far each run is.
+
+    Exit code 0: the server is up and all sites are connected. 1: the server is not up. 5: at least
+    one site is not connected.
+    """
     folder = FederationFolder(fed.resolve())
     info = folder.read()
     keys = folder.keys()
@@ -229,14 +238,36 @@ def status(fed: Fed) -> None:
         up = control.reachable()
         nodes = control.nodes() if up else []
     connected = {keys.get(n.public_key) for n in nodes if n.online_until > time.time()}
-    emit(f"server: {'up' if up else 'not up'}, port {info.port}")
     agreed = folder.agreed()
-    for site in info.sites:
-        count = f", {agreed[site]:,} training samples agreed" if site in agreed else ""
-        emit(f"site {site}: {'connected' if site in connected else 'not connected'}{count}")
+    runs = []
     for place in sorted(folder.runs.glob("*/checkpoints/*/*/seed-*")):
         name, _, method, setting, seed = place.relative_to(folder.runs).parts
-        emit(f"run {name}: {method} {setting} {seed}: {checkpoints.whole_round(place)} rounds")
+        runs.append((name, method, setting, seed, checkpoints.whole_round(place)))
+    if json:
+        found = {
+            "server": {"up": up, "port": info.port},
+            "sites": {
+                site: {"connected": site in connected, "samples": agreed.get(site, {})}
+                for site in info.sites
+            },
+            "runs": [
+                dict(zip(("name", "method", "setting", "seed", "rounds"), run, strict=True))
+                for run in runs
+            ],
+        }
+        emit(dumps(found, indent=2))
+    else:
+        emit(f"server: {'up' if up else 'not up'}, port {info.port}")
+        for site in info.sites:
+            counts = " and ".join(f"{count:,}" for count in agreed.get(site, {}).values())
+            count = f", {counts} training samples agreed" if counts else ""
+            emit(f"site {site}: {'connected' if site in connected else 'not connected'}{count}")
+        for name, method, setting, seed, rounds in runs:
+            emit(f"run {name}: {method} {setting} {seed}: {rounds} rounds")
+    if not up:
+        raise typer.Exit(FedbnError.exit_code)
+    if not connected.issuperset(info.sites):
+        raise typer.Exit(TooFewClients.exit_code)
 
 
 @app.command("add-site", epilog="Example: fedbn federation add-site FED mgh")

@@ -8,7 +8,7 @@ FED/
   earlier.crt         certificates that were renewed: who signed older lines of the log
   operator.secret     whoever has it may start runs
   sites/NAME.pub      the public key of each site
-  samples.toml        how many training samples each site had when it first took part
+  samples.toml        how many training samples each site had, for each data set it took part with
   sites/NAME.revoked  the public key of a site that is out for good
   bundles/NAME.fedbn  the one file to hand to each site; delete it here once it was handed over
   superlink.db        Flower's database; the token of a run that is on lies in it
@@ -23,9 +23,11 @@ FED/
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import secrets
 import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -122,20 +124,32 @@ class FederationFolder:
         """Set how many bytes a state may have in an answer of the run that is on."""
         write_private(self.answer_bytes_file, str(DOCUMENT_BYTES + state_bytes).encode())
 
-    def agreed(self) -> dict[str, int]:
-        """The number of training samples of each site that took part."""
-        return read_toml(self.samples) if self.samples.is_file() else {}
+    def agreed(self) -> dict[str, dict[str, int]]:
+        """Return each site's number of training samples, by the hash of what data it was for.
 
-    def agree(self, site: str, examples: int) -> str | None:
-        """Agree on a site's number of samples when it first comes; later, say how it differs."""
+        A number without a hash, as earlier versions wrote it, is for any data.
+        """
+        found = read_toml(self.samples) if self.samples.is_file() else {}
+        return {site: one if isinstance(one, dict) else {"": one} for site, one in found.items()}
+
+    def agree(self, site: str, examples: int, data: str) -> str | None:
+        """Agree on a site's number of samples when it first comes with some data.
+
+        Later, return how the number differs from the one agreed for the same data. `data` is the
+        hash of what the data is: its contract, classes and shapes.
+        """
         agreed = self.agreed()
-        known = agreed.get(site, examples)
+        own = agreed.get(site, {})
+        known = own.get(data, own.get("", examples))
         if not known / _CHANGE <= examples <= known * _CHANGE:
-            legal = "legal are half to double of that. Where the change is right, write it into"
-            said = f"says it has {examples:,} training samples, {known:,} were agreed"
-            return f"{said}; {legal} {self.samples}"
-        if site not in agreed:
-            write_atomically(self.samples, tomli_w.dumps({**agreed, site: examples}).encode())
+            return (
+                f"says it has {examples:,} training samples, {known:,} were agreed for this data; "
+                f"expected half to double of that. Where the change is right, write it into "
+                f"{self.samples}"
+            )
+        if data not in own:
+            new = {**agreed, site: {**own, data: examples}}
+            write_atomically(self.samples, tomli_w.dumps(new).encode())
         return None
 
     def create(self, name: str, sites: Sequence[str], host: str, port: int = PORT) -> None:
@@ -168,12 +182,13 @@ class FederationFolder:
 
     def add_site(self, site: str) -> None:
         """Make a site's key and bundle."""
-        check_sites([*self.read().sites, site])
+        check_sites([*self.read().sites, *(one for one in self._revoked() if one != site), site])
         key = credentials.make_key()
         self._take_in(site, credentials.public_bytes(key), credentials.ssh_private_bytes(key))
 
     def admit(self, request: Request) -> None:
         """Take in a site that made its own key; the one that it replaces must have signed."""
+        check_sites([*dict.fromkeys([*self.read().sites, *self._revoked(), request.site])])
         file = self._public(request.site)
         old = file.read_bytes() if file.is_file() else None
         if old and old != request.key and not request.replaces(old):
@@ -205,6 +220,9 @@ class FederationFolder:
         self.certify(credentials.read_authority(self.ca_key, self.ca), names, _DAYS)
         write_private(self.secret, secrets.token_hex(32).encode())
         self._write(replace(info, host=host or info.host))
+
+    def _revoked(self) -> list[str]:
+        return sorted(file.stem for file in (self.path / "sites").glob("*.revoked"))
 
     def _public(self, site: str, kind: str = "pub") -> Path:
         return self.path / "sites" / f"{site}.{kind}"
@@ -262,12 +280,20 @@ def write_unit(file: Path, what: str, words: Sequence[str], place: Path) -> None
         file=file,
         name=file.name,
         what=what,
-        user=getpass.getuser(),
+        user=_user(),
         place=str(place).replace("%", "%%"),
         folder=_quoted(str(file.parent)),
         command=" ".join(map(_quoted, command)),
     )
     write_atomically(file, text.encode())
+
+
+def _user() -> str:
+    """Return the user's name, or the number of a user who has none (in containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _quoted(word: str) -> str:
@@ -277,11 +303,22 @@ def _quoted(word: str) -> str:
 
 
 def check_sites(sites: Sequence[str]) -> None:
-    """Refuse names that cannot be files, or are there twice."""
+    """Refuse names that cannot be files, or are there twice.
+
+    Names that differ only in case are the same name: to a person, and to some file systems.
+    """
+    known: dict[str, str] = {}
     for site in sites:
         check_name(site, "site")
+        other = known.setdefault(_folded(site), site)
         if sites.count(site) > 1:
             raise ConfigError(f"site {site!r} is there twice")
+        if other != site:
+            raise ConfigError(f"site {site!r}: its name differs from {other!r} only in case")
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
 
 
 def write_private(file: Path, content: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +33,8 @@ class Expected:
     # the site of each public key; empty where sites are believed (no authentication)
     keys: Mapping[bytes, str] = field(default_factory=dict)
     least: int = 1  # how many must be here to begin
-    # says why a site's number of samples is not what was agreed; None where it is
-    agree: Callable[[str, int], str | None] = lambda site, examples: None
+    # says why a site's number of samples is not what was agreed for some data; None where it is
+    agree: Callable[[str, int, str], str | None] = lambda site, examples, data: None
 
     def site(self, node: int, key: bytes) -> str | None:
         """Name the site of a node, before it says anything; None where its key is not known."""
@@ -266,12 +268,19 @@ class Attendance:
             raise FedbnError(f"says it is {name!r}, and so does another node")
         if before and before.member != hello.member:
             raise FedbnError(f"its data changed: {before.member} before, {hello.member} now")
-        if fault := differences(hello, first) or self._sites().agree(name, hello.member.examples):
+        fault = differences(hello, first)
+        if fault := fault or self._sites().agree(name, hello.member.examples, self._data(hello)):
             raise FedbnError(fault)
         self.hellos[name], self.nodes[name] = hello, node
         self.min_sites[name] = hello.min_sites
         self.absent.pop(site, None)
         return hello
+
+    def _data(self, hello: Hello) -> str:
+        """Return the hash of what a site's data is: a site may take part with several data sets."""
+        contract = self._order.experiment.get("data", {}).get("contract", {})
+        facts = [contract, hello.classes, hello.input_shape, hello.target]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def _coming_back(self) -> bool:
         """Tell whether a member is gone for so short a time that it may just be restarting."""

@@ -90,6 +90,23 @@ class Site:
         with _own_data(self.options.data):
             return report_of(self.options.section, self.options.name)
 
+    def check_data(self) -> None:
+        """Raise what is wrong with the site's data, whatever a contract says about it."""
+        data = self.options.data
+        try:
+            count = len(self._federation.clients[0].train)
+            log.debug("%d samples to train with", count)
+        except DataError as error:
+            if not isinstance(error.__cause__, ConfigError):
+                raise
+            # A setting is missing, such as the column of labels. A contract may name it; what the
+            # site set itself must fit its data.
+            if data.keys() - {"path"}:
+                try:
+                    self.report()
+                except FedbnError:
+                    raise error from None
+
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
         """Say what the site would answer, and whether it may: without a server."""
         job = self._job(order)

@@ -52,9 +52,11 @@ def join(
     """Be a site until `stop` says so; its files are at `home`, `wait` is for the server."""
     one_thread()
     quicken()
+    site = Site(options)
+    site.check_data()  # before anything is said to the server
     reach(bundle, wait)
     say(f"site {bundle.site} works for {bundle.address}; data and BatchNorm stay here")
-    site, begun = Site(options), time.monotonic()
+    begun = time.monotonic()
     while not stop():
         _use_next_key(bundle, options, home, say)
         node = _one_node(site, bundle, home, stop, say)
