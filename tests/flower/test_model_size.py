@@ -21,8 +21,8 @@ from fedbn.core.federation import Federation, blank_client
 from fedbn.errors import FedbnError
 from fedbn.experiments.configuration import checked
 from fedbn.flower import messages, server_app
-from fedbn.flower.model_size import ModelTooLarge, check_model_size, limited_model
 from fedbn.flower.approvals import _MOST_WAITING, Approvals
+from fedbn.flower.model_size import ModelTooLarge, check_model_size, limited_model
 from fedbn.flower.policy import Forbidden, Policy
 from fedbn.models.networks import mlp
 

@@ -92,20 +92,17 @@ class Site:
 
     def check_data(self) -> None:
         """Raise what is wrong with the site's data, whatever a contract says about it."""
-        data = self.options.data
         try:
             count = len(self._federation.clients[0].train)
             log.debug("%d samples to train with", count)
         except DataError as error:
             if not isinstance(error.__cause__, ConfigError):
                 raise
-            # A setting is missing, such as the column of labels. A contract may name it; what the
-            # site set itself must fit its data.
-            if data.keys() - {"path"}:
-                try:
-                    self.report()
-                except FedbnError:
-                    raise error from None
+            try:
+                report_of(self.options.section, self.options.name)
+            except ConfigError as missing:
+                # A setting is missing, such as the column of labels: a contract may name it.
+                log.debug("%s", missing)
 
     def examined(self, order: Order) -> Iterator[tuple[bool, str]]:
         """Say what the site would answer, and whether it may: without a server."""
@@ -143,9 +140,7 @@ class Site:
         if options.policy.approval:
             if options.home is None:
                 raise ConfigError("the policy asks for approval, and the site has no folder")
-            Approvals(options.home).require(
-                asked_by(order, plan), options.policy.approval_days
-            )
+            Approvals(options.home).require(asked_by(order, plan), options.policy.approval_days)
 
     def _tells(self, order: Order, error: Exception) -> bool:
         """Whether the server may hear what comes of its order, which tells of the data."""
