@@ -236,7 +236,7 @@ def test_only_the_operator_starts_runs_and_takes_tasks(folder, tmp_path) -> None
     write_private(thief.secret, b"a guess")
     with Control(thief) as control, pytest.raises(FedbnError, match="refused"):
         control.start_run()
-    address = f"127.0.0.1:{folder.read().port}"
+    address = f"127.0.0.1:{folder.operator_port()}"
     client = runtime_client(address, folder.ca.read_bytes(), b"a guess")
     with client, pytest.raises(httpx.HTTPStatusError):
         client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-serverapp"]))
