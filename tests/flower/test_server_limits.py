@@ -218,7 +218,10 @@ def test_only_a_fresh_signature_of_an_admitted_key_is_let_in(folder: FederationF
     junk = {**signed(own), "flwr-signature": "no base64!"}
     bare = {**signed(own), "flwr-timestamp": "yesterday"}
     for headers in (old, early, other, mixed, junk, bare):
-        assert post(folder, PULL, headers=headers).text == "unauthorized"
+        found = post(folder, PULL, headers=headers)
+        assert (found.status_code, found.text) == (401, "unauthorized")
+    # Flower's node says what it was refused only where this is not 401.
+    assert post(folder, "/v1/fleet/activate-node", headers=other).status_code == 412
 
 
 def test_a_site_can_ask_whether_a_key_is_admitted(folder: FederationFolder) -> None:

@@ -317,6 +317,8 @@ _OPERATOR_PATHS = frozenset(
     }
 )
 _READ = ("/v1/fleet/push-messages",)
+# Flower's node ends without a word on 401, and names the path on any other status.
+_UNKNOWN = {"/v1/fleet/activate-node": 412}
 _NOTED = (
     "/v1/fleet/pull-messages",
     "/v1/fleet/push-messages",
@@ -523,7 +525,7 @@ def servers(
         table = Connections(limits)
         made.append(
             LimitedServer(
-                Gate(app, door, table, reads=_READ, own=(ADMITTED_PATH,), notes=_NOTED),
+                Gate(app, door, table, _READ, (ADMITTED_PATH,), _UNKNOWN, _NOTED),
                 listener(address, port),
                 context,
                 table,

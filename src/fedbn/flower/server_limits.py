@@ -292,6 +292,8 @@ class Gate:
     table: Connections
     reads: tuple[str, ...] = ()  # paths whose bodies `Door.refuses` looks at
     own: tuple[str, ...] = ()  # paths that are answered here, to callers that are known
+    # statuses for callers that are not known, where a path needs another one than 401
+    unknown: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # paths whose answers `Door.served` looks at
     _bodies: dict[str, asyncio.Semaphore] = field(default_factory=dict)
     _reported: dict[str, float] = field(default_factory=dict)
@@ -311,7 +313,7 @@ class Gate:
             return
         caller = await asyncio.to_thread(self.door.caller, path, headers)
         if not caller:
-            await self._answer(receive, send, 401, "unauthorized")
+            await self._answer(receive, send, self.unknown.get(path, 401), "unauthorized")
             return
         if not self.table.authenticated(peer, caller):
             self._report(caller, "too many connections")
