@@ -124,8 +124,12 @@ HOSTILE = {
     "a key that is no text": (said(**{"\ud800": 1}), r"'\ud800': input should be a valid string"),
     "a key of two lines": (said(**{"a\nb": 1}), r"not a legal answer: a\nb = '1'"),
     "a document over the limit": (
-        said(schema_hash="0" * 5_000_000),
+        said(schema_hash="0" * 4_001_000),
         "not a document of at most 4,000,000 characters",
+    ),
+    "an answer over the limit": (
+        said(schema_hash="0" * 5_000_000),
+        "bytes, expected at most 4,4",
     ),
 }
 
