@@ -28,7 +28,10 @@ from fedbn import own_modules, registry
 from fedbn.cli.main import main
 
 SOURCE = Path(__file__).parents[1] / "src"
-RECORD_KEYS = ["method", "setting", "seed", "round", "client", "domain", "split", "metric", "value"]
+RECORD_KEYS = [
+    *("method", "setting", "seed", "round", "client", "domain", "split", "metric", "value"),
+    "statistics",
+]
 _PATIENCE = 300.0  # a busy machine is no failure
 _NOT_A_USERS = (sys.prefix, sys.base_prefix, str(SOURCE.parent))  # where other modules come from
 

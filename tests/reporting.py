@@ -49,7 +49,7 @@ def records(
                 }
                 for client in clients:
                     job = {"method": method, "setting": "default", "seed": seed, "round": round}
-                    where = {**job, "client": client, "domain": client}
+                    where = {**job, "client": client, "domain": client, "statistics": "running"}
                     found += [
                         {**where, "split": split, "metric": metric, "value": value}
                         for (split, metric), value in values.items()

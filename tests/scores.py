@@ -16,6 +16,7 @@ def record(
     split: str = "test",
     metric: str = "accuracy",
     domain: str | None = None,
+    statistics: str = "running",
 ) -> dict[str, Any]:
     """One line of `metrics.jsonl`."""
     return {
@@ -28,4 +29,5 @@ def record(
         "split": split,
         "metric": metric,
         "value": value,
+        "statistics": statistics,
     }

@@ -368,6 +368,7 @@ def test_numbers_come_as_a_frame(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pandas", Pandas)
     found = fedbn.fit(SITES, bn_net, seeds=[0, 1], rounds=1)
     one = found.runs["fedbn", 1]
+    assert [row[-1] for row in one.frame()] == ["running"] * len(one.records)
     assert one.frame() == [list(asdict(record).values()) for record in one.records]
     assert found.frame() == found.runs["fedbn", 0].frame() + one.frame()
 

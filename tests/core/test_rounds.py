@@ -11,7 +11,7 @@ from fedbn.core.aggregation import server_adam
 from fedbn.core.federation import Federation
 from fedbn.core.method import Method
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import initial_state, participants, run_round
+from fedbn.core.rounds import initial_state, participants, record, run_round
 from fedbn.core.scoring import score_client
 from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 from tiny import Trainer, bn_net, done, federation, plan, same
@@ -49,6 +49,14 @@ def test_who_takes_part_follows_from_seed_and_round_alone():
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
     assert {name for names in draws[0] for name in names} == set("abcdefghij")
+
+
+def test_a_record_says_with_which_statistics_a_client_was_scored(vectors: Federation):
+    made, client = plan(fedbn(), vectors), vectors.clients[0]
+    usual = record(made, 1, client, "test", "loss", 0.5)
+    exact = record(made, 1, client, "test", "loss", 0.5, statistics="exact")
+    assert (usual.statistics, exact.statistics) == ("running", "exact")
+    assert replace(exact, statistics="running") == usual
 
 
 @pytest.mark.shows("F35")

@@ -107,10 +107,8 @@ def test_records_tell_by_their_own_metric_whether_patience_had_ended(
     raw = {"methods": ["fedbn"], "seeds": [0], "training": {"epochs": 9, "patience": 2}}
     wanted = checked({**raw, "evaluation": {"report": "best", "validation": 0.2}}, "a test")
     judged = {"task": {"metrics": [{"name": "mae", "higher": higher, "unit": ""}]}}
-    rows = [
-        {"round": round, "split": "valid", "metric": "mae", "value": 1 / round}
-        for round in (1, 2, 3)
-    ]
+    about = {"split": "valid", "metric": "mae", "statistics": "running"}
+    rows = [{**about, "round": round, "value": 1 / round} for round in (1, 2, 3)]
     part = Part(RunFolder(tmp_path), wanted, judged, {("fedbn", "default", 0): rows})
     assert part.unfinished == left
 

@@ -22,7 +22,7 @@ KEY = ("fedbn", "default", 0)
 
 
 def record(client: str, round: int, metric: str, value: float | None, split: str = "train") -> dict:
-    where = {"client": client, "domain": client, "split": split}
+    where = {"client": client, "domain": client, "split": split, "statistics": "running"}
     return {**where, "round": round, "metric": metric, "value": value}
 
 

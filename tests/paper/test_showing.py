@@ -105,7 +105,7 @@ def test_rounds_replace_epochs_and_a_sweep_is_replaced_whole() -> None:
 
 def record(method: str, client: str, value: float, **other: Any) -> dict[str, Any]:
     base = {"setting": "default", "seed": 0, "round": 1, "domain": client.partition("-")[0]}
-    base |= {"split": "test", "metric": "accuracy"}
+    base |= {"split": "test", "metric": "accuracy", "statistics": "running"}
     return {"method": method, "client": client, "value": value, **base, **other}
 
 

@@ -23,7 +23,7 @@ TINY = (
 def test_losses_are_averaged_over_clients_step_by_step():
     records = [
         {"metric": "training_loss", "setting": "s", "method": "fedbn", "seed": 0, "round": r,
-         "client": c, "domain": c, "split": "train", "value": v}
+         "client": c, "domain": c, "split": "train", "value": v, "statistics": "running"}
         for r, c, v in [(2, "a", 1.0), (1, "a", 3.0), (1, "b", 5.0), (2, "b", 2.0)]
     ]  # fmt: skip
     other = {**records[0], "metric": "loss", "value": 9.0}

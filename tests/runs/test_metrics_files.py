@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbn.core.rounds import Record
+from fedbn.core.statistics_kinds import STATISTICS_KINDS
 from fedbn.errors import DamagedRun
 from fedbn.runs import metrics
 
@@ -18,8 +19,23 @@ LINES = [metrics.line(replace(RECORD, round=n)).encode() for n in (1, 2, 3)]
 def test_a_record_is_one_line_of_json() -> None:
     assert metrics.line(replace(RECORD, client="ä", domain="x\ny", value=None)) == (
         '{"method":"fedbn","setting":"default","seed":0,"round":1,"client":"ä",'
-        '"domain":"x\\ny","split":"test","metric":"loss","value":null}\n'
+        '"domain":"x\\ny","split":"test","metric":"loss","value":null,"statistics":"running"}\n'
     )
+
+
+def test_a_line_of_an_older_run_is_of_running_statistics(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    older = LINES[0].replace(b',"statistics":"running"', b"")
+    assert older != LINES[0]
+    file.write_bytes(older)
+    assert metrics.read(file) == [vars(RECORD)]
+
+
+@pytest.mark.parametrize("kind", STATISTICS_KINDS)
+def test_every_kind_of_statistics_is_read_back(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    metrics.append(file, metrics.line(replace(RECORD, statistics=kind)).encode())
+    assert metrics.read(file)[0]["statistics"] == kind
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -48,6 +64,12 @@ def test_later_rounds_and_a_cut_off_line_are_dropped(tmp_path: Path) -> None:
         (LINES[0] + LINES[1].replace(b"0.5", b'0.5, "x": 1'), r"line 2: damaged \(x = 1: "),
         (LINES[0] + LINES[1].replace(b"0.5", b'"0.5"'), r"line 2: damaged \(value = '0.5': "),
         (LINES[0] + LINES[1].replace(b":2", b":-2"), r"line 2: damaged \(round = -2: "),
+        (
+            LINES[0] + LINES[1].replace(b"running", b"walking"),
+            r"line 2: damaged \(statistics = 'walking': Input should be 'running', 'local', "
+            "'exact' or 'batch'",
+        ),
+        (LINES[0] + LINES[1].replace(b'"running"', b"null"), r"line 2: .*\(statistics = None: "),
     ],
 )
 def test_a_hole_is_damage(content: bytes, said: str, tmp_path: Path) -> None:

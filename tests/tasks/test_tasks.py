@@ -176,7 +176,8 @@ def test_tables_gains_and_the_best_round_turn_where_less_is_better(tmp_path: Pat
 
     def line(method: str, round: int, value: float) -> dict:
         return {"method": method, "setting": "default", "seed": 0, "round": round, "client": "a",
-                "domain": "a", "split": "test", "metric": "mae", "value": value}  # fmt: skip
+                "domain": "a", "split": "test", "metric": "mae", "value": value,
+                "statistics": "running"}  # fmt: skip
 
     told = [line("fedbn", 1, 0.5), line("fedbn", 2, 0.00321), line("fedavg", 2, 0.4)]
     table = ScoreTable.of(told, error)

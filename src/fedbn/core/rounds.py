@@ -25,6 +25,7 @@ from fedbn.core.randomness import drawn, generator, number, seeded
 from fedbn.core.replica import Replica
 from fedbn.core.rule import Asked, ClientRound, Memories, Rule, Trained, word_of, wrapped
 from fedbn.core.state import Entry, State, entries
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.core.user_code import Habits, contained, habits
 from fedbn.errors import DataError, FedbnError, TooFewClients, reason
 
@@ -355,7 +356,10 @@ def _length(vectors: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Record:
-    """One measured number, as one line of `metrics.jsonl`."""
+    """One measured number, as one line of `metrics.jsonl`.
+
+    `statistics` is the kind of BatchNorm statistics that the client was scored with.
+    """
 
     method: str
     setting: str
@@ -366,6 +370,7 @@ class Record:
     split: str
     metric: str
     value: float | None
+    statistics: str = RUNNING
 
 
 def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
@@ -380,8 +385,16 @@ def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
 
 
 def record(
-    plan: Plan, round: int, client: Client, split: str, metric: str, value: float, domain: str = ""
+    plan: Plan,
+    round: int,
+    client: Client,
+    split: str,
+    metric: str,
+    value: float,
+    domain: str = "",
+    statistics: str = RUNNING,
 ) -> Record:
     """Make a record, of the client's own domain unless said; a value not finite is null."""
     job, number = (plan.method.name, plan.setting, plan.seed), value if isfinite(value) else None
-    return Record(*job, round, client.name, domain or client.domain, split, metric, number)
+    where = (client.name, domain or client.domain, split, metric)
+    return Record(*job, round, *where, number, statistics)

@@ -1,6 +1,7 @@
 """What the JSON files of a run folder hold, checked once, where they are read.
 
-`metrics.jsonl` has one record a line, appended as rounds end: nine values and nothing else.
+`metrics.jsonl` has one record a line, appended as rounds end: ten values and nothing else. A line
+without the tenth, `statistics`, is an older fedbn's and was scored with running statistics.
 `environment.json` has what a run was begun with; keys that are not known here are another fedbn's
 and are left alone.
 """
@@ -27,6 +28,7 @@ from pydantic import (
 from pydantic_core import to_json
 
 from fedbn.core.rounds import Record
+from fedbn.core.statistics_kinds import RUNNING, StatisticsKind
 from fedbn.errors import DamagedRun
 from fedbn.runs.folder import explained, write_atomically
 
@@ -43,6 +45,7 @@ class Line(Record):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     round: Annotated[int, Field(ge=0, le=10**9)]
+    statistics: StatisticsKind = RUNNING
 
 
 RECORD = TypeAdapter(Line)
