@@ -9,7 +9,7 @@ import multiprocessing
 import sys
 import threading
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -391,6 +391,25 @@ def test_a_callback_hears_every_round():
     assert heard[0].mean() is None
     assert heard[2].mean() == heard[2].mean("accuracy", "test")
     assert heard[2].mean("accuracy") == np.mean(list(result.accuracy().values()))
+
+
+def test_scores_are_of_running_statistics_unless_others_are_named():
+    result = fedbn.fit(SITES, bn_net, rounds=2)
+    exact = [
+        replace(r, value=0.125, statistics="exact")
+        for r in result.records
+        if (r.round, r.split) == (2, "test")
+    ]
+    earlier = [replace(r, round=1, value=0.25) for r in exact]
+    both = replace(result, records=(*result.records, *exact, *earlier))
+    assert both.scores() == result.scores()
+    assert both.accuracy() == result.accuracy()
+    assert both.scores("train", "loss") == result.scores("train", "loss")
+    assert both.scores(statistics="exact") == dict.fromkeys(result.scores(), 0.125)
+    with pytest.raises(ConfigError, match=r"unknown statistics 'batch': .*: exact, running"):
+        both.scores(statistics="batch")
+    heard = fedbn.RoundDone("fedbn", 0, 2, 2, both.records, "accuracy")
+    assert heard.mean() == replace(heard, records=result.records).mean()
 
 
 class Pruned(Exception):  # noqa: N818

@@ -31,7 +31,7 @@ ALLOWED = {
     "datasets": {"core", "data", "errors", "registry", "text"},
     "runs": {"core", "errors", "text"},
     "results": {"core", "errors", "text"},
-    "tracking": {"errors", "experiments", "registry", "runs", "text"},
+    "tracking": {"core", "errors", "experiments", "registry", "runs", "text"},
     "experiments": _BELOW | {"fast"},
     "flower": _BELOW | {"experiments", "fast"},
     "trained": _BELOW | {"experiments"},

@@ -18,6 +18,7 @@ from fedbn.core.engine import one_torch_thread
 from fedbn.core.method import Method
 from fedbn.core.plan import copied
 from fedbn.core.rounds import Record, initial_state
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.core.task import Loss, Task
 from fedbn.data.python_data import Data
 from fedbn.errors import ConfigError
@@ -247,9 +248,12 @@ class RoundDone:
     metric: str
 
     def mean(self, metric: str | None = None, split: str = "test") -> float | None:
-        """The mean of a metric over clients; None where this round was not scored by it."""
-        asked = (metric or self.metric, split)
-        found = [r.value for r in self.records if (r.metric, r.split) == asked]
+        """The mean of a metric over clients, scored with running statistics.
+
+        None where this round was not scored by it.
+        """
+        asked = (metric or self.metric, split, RUNNING)
+        found = [r.value for r in self.records if (r.metric, r.split, r.statistics) == asked]
         known = [value for value in found if value is not None]
         return statistics.fmean(known) if known else None
 

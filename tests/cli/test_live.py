@@ -38,6 +38,7 @@ def heard(*events: Event) -> Picture:
 
 def round_of(job: tuple[str, str, int], scores: dict[str, float], round: int = 1) -> Event:
     records = [record(value, client, method=job[0]) for client, value in scores.items()]
+    records += [{**one, "value": 1.0, "statistics": "exact"} for one in records]  # not shown
     return Event("round", job, round, 4, records=records)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedbn
 from commanding import call
-from fedbn.core.best_round import EarlyStop, early_stop
+from fedbn.core.best_round import EarlyStop, early_stop, validation
 from fedbn.core.metric import Metric
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
@@ -23,6 +23,7 @@ from fedbn.experiments.merging import Part
 from fedbn.experiments.runner import Writer
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder
+from scores import record
 from tiny import federation, same_runs
 
 
@@ -98,6 +99,12 @@ def test_why_it_stopped_is_written_down_and_it_stays_stopped(tmp_path: Path) -> 
     (job,) = fedbn.jobs_of(tmp_path / "run")
     assert job.rounds_done == job.rounds == 7
     assert Part.read(RunFolder(tmp_path / "run")).unfinished == []
+
+
+def test_only_scores_with_running_statistics_choose_the_best_round() -> None:
+    rows = [record(value, split="valid", round=n) for n, value in ((1, 0.5), (2, 0.9), (3, 0.7))]
+    other = [{**row, "value": 1 - row["value"], "statistics": "exact"} for row in rows]
+    assert validation([*other, *rows, *other]) == {1: [0.5], 2: [0.9], 3: [0.7]}
 
 
 @pytest.mark.parametrize(("higher", "left"), [(True, []), (False, ["fedbn seed 0, round 3 of 9"])])

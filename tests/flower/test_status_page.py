@@ -36,7 +36,8 @@ def heard(file: Path, rounds: int = 40, last: int = 12) -> StatusPage:
     page.hear(Event("earlier", KEY, 0, rounds))
     for number in range(1, last + 1):
         records = [record(site, number, "training_loss", 1 / number) for site in ("nyu", "usm")]
-        records.append(record("nyu", number - 1, "accuracy", 0.75, "test"))
+        score = record("nyu", number - 1, "accuracy", 0.75, "test")
+        records += [score, {**score, "value": 0.25, "statistics": "exact"}]
         page.hear(Event("round", KEY, number, rounds, records=records))
     page.hear(Event("note", KEY, text="round 12: ucla is left out: <script>alert(1)</script> " * 3))
     return page

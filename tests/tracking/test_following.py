@@ -193,15 +193,18 @@ def test_numbers_of_a_round_with_their_means() -> None:
             record(2.0, "a", metric="loss"),
             {**record(0.0, "b", metric="loss"), "value": None},
             record(0.5, "all", domain="x", split="valid"),
+            record(1.0, "a", statistics="exact"),
         ],
         Names(),
     )
     assert found == {
         "mean/test accuracy": 0.5,
+        "mean/test accuracy exact statistics": 1.0,
         "mean/test loss": 2.0,
         "mean/valid accuracy": 0.5,
         "test accuracy/a": 0.25,
         "test accuracy/b": 0.75,
+        "test accuracy exact statistics/a": 1.0,
         "test loss/a": 2.0,
         "valid accuracy/x": 0.5,
     }

@@ -16,6 +16,7 @@ from fedbn.cli.federation import home_of
 from fedbn.cli.federation_keys import Fed
 from fedbn.cli.progress import Stopper
 from fedbn.cli.training import check_contributions, show
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.errors import ConfigError, FedbnError, Interrupted
 from fedbn.experiments import configuration
 from fedbn.experiments.jobs import Event
@@ -223,7 +224,8 @@ def _numbers(event: Event) -> str:
     losses, metric = of_round(event.records, LOSS_SEEN), event.judged_by
     parts = [f"{client} loss {loss:.3f}" for client, loss in losses.items()]
     for record in event.records:
-        if record["split"] == "test" and record["metric"] == metric.name:
+        kind = record["split"], record["metric"], record["statistics"]
+        if kind == ("test", metric.name, RUNNING):
             value = record["value"]
             said = "–" if value is None else f"{metric.said(value)} {metric.unit}".rstrip()
             parts.append(f"{record['client']} {said} after round {record['round']}")

@@ -13,16 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbn.core.metric import ACCURACY, Metric
+from fedbn.core.statistics_kinds import RUNNING
 
 Validation = dict[int, list[float]]
 """What clients come to on validation data, by round."""
 
 
 def validation(records: Iterable[Mapping[str, Any]], metric: Metric = ACCURACY) -> Validation:
-    """Collect the clients' values of a metric on validation data among records."""
+    """Collect the clients' values of a metric on validation data among records.
+
+    Only scores with running statistics count. So the best round of a run does not depend on which
+    other statistics it was scored with.
+    """
     found: Validation = defaultdict(list)
+    wanted = ("valid", metric.name, RUNNING)
     for r in records:
-        if (r["split"], r["metric"]) == ("valid", metric.name) and r["value"] is not None:
+        if (r["split"], r["metric"], r["statistics"]) == wanted and r["value"] is not None:
             found[r["round"]].append(r["value"])
     return found
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import html
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from fedbn.core.metric import Metric
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.experiments.jobs import Event, Key
 from fedbn.runs.folder import write_atomically
 from fedbn.text import one_line, spread
@@ -81,7 +84,7 @@ class StatusPage:
                 site.round = record["round"]
                 site.losses += [] if value is None else [value]
                 site.seen = site.seen if event.kind == "earlier" else _clock()
-            elif (record["split"], record["metric"]) == ("test", metric.name) and value is not None:
+            elif _is_score(record, metric) and value is not None:
                 text = f"{metric.words} {metric.said(value)} {metric.unit}".rstrip()
                 site.score = html.escape(f"{text} after round {record['round']}")
 
@@ -118,6 +121,12 @@ class StatusPage:
         left = rounds * sum(self._seconds) / len(self._seconds)
         unit, size = ("s", 1) if left < 90 else ("min", 60) if left < 5400 else ("h", 3600)
         return f"about {left / size:.0f} {unit} left"
+
+
+def _is_score(record: Mapping[str, Any], metric: Metric) -> bool:
+    """True if a record is a test score with running statistics, by a run's own metric."""
+    kind = record["split"], record["metric"], record["statistics"]
+    return kind == ("test", metric.name, RUNNING)
 
 
 def _table(*titles: str, rows: Sequence[Sequence[object]]) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedbn.core.best_round import Validation, best_round, never_accepted, validation
 from fedbn.core.metric import ACCURACY, Metric, first_metric
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.text import flat, listed
 
 Records = Sequence[Mapping[str, Any]]
@@ -262,11 +263,12 @@ class ScoreTable:
 
 
 def of_round(records: Records, measure: Measure, scale: float = 1) -> dict[str, float]:
-    """What a measure came to in the records of one round."""
+    """What a measure came to, with running statistics, in the records of one round."""
+    wanted = (*measure, RUNNING)
     return {
         _column(r): scale * r["value"]
         for r in records
-        if (r["split"], r["metric"]) == measure and r["value"] is not None
+        if (r["split"], r["metric"], r["statistics"]) == wanted and r["value"] is not None
     }
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedbn import registry, tracking
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.errors import ConfigError, reason
 from fedbn.experiments.jobs import Event, Key, Listener
 from fedbn.runs.folder import RunFolder
@@ -128,7 +129,8 @@ class Names:
 def numbers(records: Sequence[Mapping[str, Any]], names: Names) -> dict[str, float]:
     """Name a round's numbers `SPLIT METRIC/CLIENT`, and add the mean of each over the clients.
 
-    Pooled data has one client and several domains; these name its numbers.
+    Pooled data has one client and several domains; these name its numbers. A score with other than
+    running statistics is named by these too: `SPLIT METRIC exact statistics/CLIENT`.
     """
     found: dict[str, float] = {}
     means: dict[str, list[float]] = defaultdict(list)
@@ -136,6 +138,8 @@ def numbers(records: Sequence[Mapping[str, Any]], names: Names) -> dict[str, flo
         if record["value"] is None:
             continue
         kind = f"{record['split']} {record['metric']}"
+        if record["statistics"] != RUNNING:
+            kind += f" {record['statistics']} statistics"
         who = record["domain"] if record["client"] == "all" else record["client"]
         found[f"{kind}/{names(who)}"] = record["value"]
         means[kind].append(record["value"])

@@ -28,6 +28,7 @@ from fedbn.core.plan import Plan, forward
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
 from fedbn.core.scoring import evaluation_batches
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
 from fedbn.data.arrays import as_samples, channels_moved, labels_of, tensor_of
@@ -264,22 +265,32 @@ class Trained:
             )
         return self.scores(split, ACCURACY.name)
 
-    def scores(self, split: str = "test", metric: str | None = None) -> dict[str, float]:
+    def scores(
+        self, split: str = "test", metric: str | None = None, statistics: str = RUNNING
+    ) -> dict[str, float]:
         """What these models come to, by domain (by client, where several share a domain).
 
         Args:
             split: `train`, `valid` or `test`.
             metric: Which of the task's metrics, or `loss`; the first unless given.
+            statistics: The kind of BatchNorm statistics of the scores, as in `metrics.jsonl`.
 
         Returns:
             A number per client; NaN for a client of which no update was ever accepted.
+
+        Raises:
+            ConfigError: The task has no such metric, or no client was scored with such statistics.
         """
         known = [*(one.name for one in self.plan.task.metrics), "loss"]
         if metric is not None and metric not in known:
             raise ConfigError(unknown("metric", metric, known))
         name = metric or self.metric.name
-        found = [r for r in self.records if r.split == split and r.metric == name]
-        scored = self.scored_round(split)
+        kinds = dict.fromkeys([RUNNING, *(r.statistics for r in self.records)])
+        if statistics not in kinds:
+            raise ConfigError(unknown("statistics", statistics, kinds))
+        asked = (split, name, statistics)
+        found = [r for r in self.records if (r.split, r.metric, r.statistics) == asked]
+        scored = self.scored_round(split, statistics)
         pooled = [client.name for client in self.plan.federation.clients] == ["all"]
         return {
             (r.domain if pooled else r.client): math.nan if r.client in self.rejected else r.value
@@ -296,9 +307,10 @@ class Trained:
         """All numbers as a pandas DataFrame, one row a number, as in `metrics.jsonl`."""
         return frame_of(self.records)
 
-    def scored_round(self, split: str = "test") -> int:
+    def scored_round(self, split: str = "test", statistics: str = RUNNING) -> int:
         """The last round that was scored up to these models' own; 0 where none was."""
-        rounds = [r.round for r in self.records if (r.split, r.metric) == (split, "loss")]
+        asked = (split, "loss", statistics)
+        rounds = [r.round for r in self.records if (r.split, r.metric, r.statistics) == asked]
         return max((round for round in rounds if round <= self.state.round), default=0)
 
 
