@@ -356,10 +356,11 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
 def weighted_by_size(scores: Scores, sizes: Mapping[str, int]) -> dict[int, float]:
     """Return, by seed, the mean over clients weighted by their numbers of test samples.
 
-    Seeds in which a client has no score are left out, as in the plain mean.
+    Seeds without a plain mean are left out: a client has no score there.
 
     Examples:
-        >>> weighted_by_size({"a": {0: 90.0}, "b": {0: 50.0}}, {"a": 30, "b": 10})
+        >>> scores = {"a": {0: 90.0, 1: 92.0}, "b": {0: 50.0}, "mean": {0: 70.0}}
+        >>> weighted_by_size(scores, {"a": 30, "b": 10})
         {0: 80.0}
     """
     columns = [name for name in scores if name not in MEANS]
