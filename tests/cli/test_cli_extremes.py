@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fedbn
-from commanding import SOURCE, Processes, arrays, bits, call, until, write_sites
+from commanding import SOURCE, Processes, arrays, bits, call, records, until, write_sites
 from fedbn.models.networks import small_cnn
 from unprivileged import unprivileged
 
@@ -56,8 +56,11 @@ def test_a_client_out_of_memory_is_named_and_the_round_goes_on(sites: Path, tmp_
     asked = ("run", "--data", sites, "--model", "hungry:net", "--rounds", 2, "--method", "fedbn")
     asked += ("--seed", "0", "--workers", 1, "--out")
     done = command(*asked, "out", cwd=tmp_path, before=f"ulimit -v {16 * 2**20};")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 5, done.stderr  # the rounds went on; but no update of b ever counted
     assert "round 1: b: RuntimeError" in done.stderr
+    assert "every update of b was rejected" in done.stderr.splitlines()[-1]
+    told = records(tmp_path / "out" / "metrics.jsonl")
+    assert {r["round"] for r in told if (r["client"], r["split"]) == ("a", "test")} == {1, 2}
     assert "allocate" in done.stderr
     assert "Traceback" not in done.stderr
 
