@@ -56,8 +56,14 @@ DATA = {
     "negative label": (put("train_y", 4, -100), "client b, train: label -100 of sample 4"),
     "shapes differ": (become("train_x", lambda x: x[:, :5]), "client b, train: samples of shape"),
     "flat samples": (become("train_x", lambda x: x[:, 0]), "b.npz, train: samples of shape (16,)"),
-    "labels that are text": (become("train_y", lambda y: y.astype(str)), "labels of dtype <U"),
-    "labels that are fractions": (become("train_y", lambda y: y + 0.5), "labels of dtype float64"),
+    "labels that are text": (
+        become("train_y", lambda y: y.astype(str)),
+        "b.npz, test; texts (0, 1) at {sites}/b.npz, train. Give the names of the classes",
+    ),
+    "labels that are fractions": (
+        become("train_y", lambda y: y + 0.5),
+        "b.npz, test; floats (0.5, 1.5) at {sites}/b.npz, train. Give whole numbers everywhere",
+    ),
     "complex samples": (become("train_x", lambda x: x * 1j), "samples of dtype complex"),
     "no labels": (without("test_y"), "b.npz: no test_y or test_labels; it has train_x"),
     "pickled objects": (become("train_x", lambda x: np.array([{}, {}])), "pickled objects"),
@@ -72,7 +78,54 @@ def test_bad_arrays_are_named_and_nothing_is_written(
     sites = write_sites(tmp_path / "sites", change=change)
     answer = call("run", "--data", sites, "--out", tmp_path / "out")
     assert answer.code == 4
-    assert said in answer.line
+    assert said.format(sites=sites) in answer.line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.shows("D10")
+def test_texts_at_every_client_are_the_names_of_classes(tmp_path: Path) -> None:
+    def named(content: Arrays) -> None:
+        for key in ("train_y", "test_y"):
+            content[key] = np.array(["well", "ill"])[content[key]]
+
+    sites = write_sites(tmp_path / "sites", change=named)
+    write_sites(sites, "a", named)
+    small = ("--model", "mlp", "--rounds", 1, "--seed", 0, "--method", "fedbn", "--workers", 1)
+    answer = call("run", "--data", sites, *small, "--out", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    environment = json.loads((tmp_path / "out" / "environment.json").read_text())
+    (inputs,) = environment["inputs"].values()
+    assert inputs["classes"] == ["ill", "well"]
+
+
+@pytest.mark.shows("D09")
+def test_check_reports_negative_labels_with_their_client_and_goes_on(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", change=put("train_y", 4, -100))
+    write_sites(sites, ["a"], put("test_x", 3, np.inf))
+    answer = call("data", "check", sites, "--json")
+    assert answer.code == 4
+    found = [(f["site"], f["file"], f["text"]) for f in json.loads(answer.out)["findings"]]
+    assert ("a", "test", "infinity in sample 3 (1 such samples)") in found
+    label = "label -100 of sample 4: legal are 0 to 1 (1 such samples)"
+    assert ("b", "train", label) in found
+
+
+@pytest.mark.shows("D09")
+def test_a_negative_label_is_named_before_classes_are_counted(tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", change=put("train_y", 4, -100))
+    answer = call("data", "show", sites, "--json")
+    assert answer.code == 4
+    assert "data sites, client b, train: label -100 of sample 4" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.shows("D09")
+@pytest.mark.parametrize("partition", ["iid", "dirichlet(0.3)", "shards(2)"])
+def test_a_negative_label_is_named_before_data_is_dealt(partition: str, tmp_path: Path) -> None:
+    sites = write_sites(tmp_path / "sites", change=put("train_y", 4, -100))
+    deal = ("--set", f'data.partition="{partition}"', "--set", "data.clients=2")
+    answer = call("run", "--data", sites, *deal, "--out", tmp_path / "out")
+    assert answer.code == 4
+    assert "data sites, client b, train: label -100 of sample 4" in answer.line
     assert not (tmp_path / "out").exists()
 
 

@@ -58,6 +58,14 @@ def check_federation(federation: Federation) -> list[str]:
     return warnings
 
 
+def check_labels(federation: Federation) -> None:
+    """Refuse labels that are no class, before samples are counted or dealt by their class."""
+    for client in federation.clients:
+        for name, split in client.named_splits():
+            for text in _labels_outside(split, len(federation.classes)):
+                raise DataError(f"data {federation.name}, client {client.name}, {name}: {text}")
+
+
 def findings_in(federation: Federation) -> Iterator[Finding]:
     """Report all that must hold of data before anything trains on it, and classes that lack."""
     classes = federation.classes
@@ -182,7 +190,7 @@ def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
         )
         return
     if kind is Targets.CLASS:
-        yield from _outside(y, len(federation.classes), "label", called)
+        yield from _labels_outside(split, len(federation.classes))
     elif kind is Targets.MASK and y.dim() == 2 and len(shape) == 1:
         text = f"targets of shape {tuple(y.shape)}"
         if y.shape[1] == 1:
@@ -203,6 +211,14 @@ def _faults(split: AnySplit, federation: Federation) -> Iterator[str]:
         yield f"{y.shape[1]} targets a sample, but {len(federation.classes)} names of them"
     for text in not_finite(y, called):
         yield f"targets: {text}"
+
+
+def _labels_outside(split: AnySplit, classes: int) -> Iterator[str]:
+    """Report labels of a split that are no class, as far as its labels are known."""
+    y = split.target if split.y is None else split.y
+    called = split.sample_name if isinstance(split, Split) else "sample {}".format
+    if targets_of(y) is Targets.CLASS and len(y):
+        yield from _outside(y, classes, "label", called)
 
 
 def _outside(y: Tensor, classes: int, what: str, called: Callable[[int], str]) -> Iterator[str]:

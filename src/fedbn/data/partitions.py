@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedbn.core.federation import AnySplit, Client, Federation, concatenated
+from fedbn.core.findings import check_labels
 from fedbn.core.randomness import number
 from fedbn.errors import ConfigError, DataError
 
@@ -36,6 +37,7 @@ def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -
     The seed decides who gets what; a run's own seed does not touch it.
     """
     deal, by_class = _deal(partition)
+    check_labels(federation)
     (whole,) = federation.pooled().clients
     parts = {"train": whole.train, "test": concatenated([*whole.tests.values()])}
     if whole.valid is not None:

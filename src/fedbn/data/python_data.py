@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedbn.core.federation import AnySplit, Client, Federation, Origin, Split
+from fedbn.core.federation import AnySplit, Client, Federation, Origin, Split, Targets
 from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
@@ -295,7 +295,7 @@ def _meaning(
                 if len(y) == len(part):
                     found[key] = replace(part, y=y)
         shape = () if part.x is None else tuple(part.x.shape[1:])
-        raw.append(RawTargets(part.where, y, shape, part.dataset is not None))
+        raw.append(RawTargets(part.where, y, shape))
     meaning = meaning_of(raw, names, task)
     return meaning, found, [*remarks, *meaning.notes]
 
@@ -355,11 +355,23 @@ def _read_targets(part: _Part) -> tuple[NDArray[Any], str]:
     )
 
 
+def _targets(meaning: Meaning, part: _Part) -> Tensor:
+    """Return known targets of a part as a model takes them."""
+    assert part.y is not None
+    y = meaning.tensor(part.y, part.where)
+    negative = (y < 0).nonzero() if meaning.kind is Targets.CLASS else ()
+    for sample in negative[:1]:  # before the division class by class, which counts labels from 0
+        raise DataError(
+            f"{part.where}: label {int(y[sample])} of sample {int(sample)}; expected 0 or more"
+        )
+    return y
+
+
 def _splits(
     parts: Mapping[Any, _Part], meaning: Meaning, workers: int | None
 ) -> dict[Any, AnySplit]:
     """Make the splits: in memory, or read by so many workers."""
-    known = {k: None if p.y is None else meaning.tensor(p.y, p.where) for k, p in parts.items()}
+    known = {k: None if p.y is None else _targets(meaning, p) for k, p in parts.items()}
     held = {
         k: (p.x, y) for k, p in parts.items() if p.x is not None and (y := known[k]) is not None
     }

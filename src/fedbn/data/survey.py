@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbn.core.federation import AnySplit, Client, Federation, Targets, all_targets, targets_of
+from fedbn.core.findings import check_labels
 from fedbn.core.randomness import generator
 
 _GRID = 8
@@ -121,6 +122,7 @@ def survey(federation: Federation, samples: int = 100, examples: int = 10) -> di
     training samples (how many, of how many classes, `label_skew`), `train` and `test` counts by
     client and class, `histograms` shares by client and channel between the `edges`.
     """
+    check_labels(federation)
     clients = federation.clients
     draws = {c.name: generator(0, "view", client=c.name) for c in clients}
     orders = {c.name: torch.randperm(len(c.train), generator=draws[c.name]) for c in clients}

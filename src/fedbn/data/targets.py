@@ -56,13 +56,11 @@ class RawTargets:
         where: The part, for messages, as "client a, train".
         y: Those that are known: (n, ...). All of them, or the first ones of a Dataset.
         shape: The shape of one sample; empty where it is not known.
-        as_read: True if a Dataset gives targets one by one.
     """
 
     where: str
     y: NDArray[Any]
     shape: tuple[int, ...] = ()
-    as_read: bool = False
 
     @property
     def form(self) -> str:
@@ -101,10 +99,12 @@ class Meaning:
     kind: Targets
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    by_name: bool = False
 
     def tensor(self, y: NDArray[Any], where: str) -> Tensor:
-        """Return targets (n, ...) as a model takes them."""
+        """Return targets (n, ...) as a model takes them.
+
+        Whole numbers that are no class, such as negative labels, stay: `findings_in` reports them.
+        """
         if self.kind is Targets.CLASS:
             return self._classes(y, where)
         if self.kind is Targets.NUMBERS:
@@ -116,7 +116,7 @@ class Meaning:
     def _classes(self, y: NDArray[Any], where: str) -> Tensor:
         if y.ndim == 2:
             y = y[:, 0] if y.shape[1] == 1 else y.argmax(axis=1)
-        if self.by_name or y.dtype.kind in "USb":
+        if y.dtype.kind in "USb":
             return torch.from_numpy(places([str(name) for name in y.tolist()], self.names, where))
         whole = y.astype(np.int64)
         for sample in np.flatnonzero(whole != y)[:1]:
@@ -124,8 +124,6 @@ class Meaning:
                 f"{where}: label {y[sample]:g} of sample {sample} is not a whole number; the task "
                 f"'classification' learns from whole numbers, {_AS_NUMBERS}"
             )
-        for sample in np.flatnonzero(whole < 0)[:1]:
-            raise DataError(f"{where}: label {y[sample]} of sample {sample}: legal are 0 and up")
         return torch.from_numpy(whole)
 
 
@@ -164,10 +162,9 @@ def meaning_of(
     kind, notes = _kind(forms, wanted, names), tuple[str, ...]()
     if kind is Targets.CLASS and "float" in forms and wanted is None and names is None:
         notes = (f"labels are the floats 0.0 and 1.0: taken as the classes 0 and 1; {_AS_NUMBERS}",)
-    by_name = kind is Targets.CLASS and "text" in forms
     if names is None:
-        names = _names(kind, known, by_name, partial)
-    return Meaning(kind, tuple(map(str, names)), notes, by_name)
+        names = _names(kind, known, partial)
+    return Meaning(kind, tuple(map(str, names)), notes)
 
 
 def _kind(
@@ -273,14 +270,6 @@ def _of_mixed(forms: Mapping[str, Sequence[RawTargets]], wanted: Targets | None)
     rows = kinds <= {"ints", "floats", "bools"}
     if wanted is Targets.LABELS and rows and all(_only(own, {0, 1}) for own in forms.values()):
         return Targets.LABELS
-    if "text" in kinds and kinds <= {"text", "int", "bool"}:
-        words = {str(name) for part in forms["text"] for name in part.y.reshape(-1).tolist()}
-        others = [part for form, own in forms.items() if form != "text" for part in own]
-        if {str(name) for part in others for name in np.unique(part.y).tolist()} <= words:
-            for part in others:
-                if part.as_read and part.form == "int":
-                    raise DataError(f"{part.where}: labels are whole numbers, others are texts")
-            return Targets.CLASS
     found = "; ".join(
         f"{_WORDS[form]} ({_few(_values(own))}) at {_names_of(own)}" for form, own in forms.items()
     )
@@ -301,15 +290,13 @@ def _ways_out(kinds: set[str]) -> str:
     )
 
 
-def _names(
-    kind: Targets, parts: Sequence[RawTargets], by_name: bool, partial: bool
-) -> tuple[str, ...]:
+def _names(kind: Targets, parts: Sequence[RawTargets], partial: bool) -> tuple[str, ...]:
     """Return names for the classes, labels or numbers of targets that bring none."""
     first = parts[0].y
     if kind in (Targets.NUMBERS, Targets.LABELS):
         return tuple(map(str, range(first[0].size)))
     one_hot = kind is Targets.CLASS and first.ndim == 2 and not parts[0].is_column
-    if (by_name or first.dtype.kind == "b") and kind is Targets.CLASS and not one_hot:
+    if first.dtype.kind in "USb" and kind is Targets.CLASS and not one_hot:
         return tuple(sorted({str(v) for part in parts for v in np.unique(part.y).tolist()}))
     if one_hot:
         return tuple(map(str, range(first.shape[1])))
