@@ -206,7 +206,7 @@ class Table:
     """A table of results; its files begin with `name`.
 
     `head` says what the parts of a row's label are, `note` what must be said below it: data, scale,
-    which table of the paper.
+    which table of the paper. Intervals have signs, unless they are of ratios.
     """
 
     name: str
@@ -216,6 +216,7 @@ class Table:
     note: str = ""
     head: tuple[str, ...] = ("method",)
     digits: int = 2
+    signed: bool = True
 
 
 @dataclass(frozen=True)

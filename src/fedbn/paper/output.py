@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def lines(table: Table) -> Iterator[list[str]]:
         cells, digits = [cell or _NOTHING for cell in row.cells], table.digits
         yield [*row.label, *(_number(c.ours, c.std, digits) or "–" for c in cells)]
         below = (
-            (INTERVAL, [_range(cell.interval, digits) for cell in cells]),
+            (INTERVAL, [_range(cell.interval, digits, table.signed) for cell in cells]),
             (PAPER, [_number(cell.paper, cell.paper_std, digits) for cell in cells]),
             (DIFFERENCE, [_signed(cell.difference, digits) for cell in cells]),
             (INTERVAL, [_range(cell.apart, digits) for cell in cells]),
@@ -88,8 +89,9 @@ def to_csv(table: Table) -> str:
 _NOTHING = Cell(math.nan)
 
 
-def _range(interval: tuple[float, float] | None, digits: int) -> str | None:
-    return interval and " to ".join(str(_signed(end, digits)) for end in interval)
+def _range(interval: tuple[float, float] | None, digits: int, signed: bool = True) -> str | None:
+    write = _signed if signed else partial(_number, std=None)
+    return interval and " to ".join(str(write(end, digits=digits)) for end in interval)
 
 
 def _number(mean: float | None, std: float | None, digits: int) -> str | None:
@@ -106,6 +108,7 @@ def _signed(value: float | None, digits: int) -> str | None:
 RESULT, TIME, README = "result.json", "seconds.json", "README.md"
 ITEMS = {
     "data_view": "fedbn.paper.small_items",
+    "gain_decomposition": "fedbn.paper.gain_decomposition",
     "leak": "fedbn.paper.leak",
     "methods": "fedbn.paper.methods_table",
     "shift_map": "fedbn.paper.shift_map",
