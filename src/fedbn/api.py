@@ -199,8 +199,8 @@ def fit(
 
 def _draw_curves(folder: RunFolder) -> None:
     """Draw the learning curves of a run into its folder, as the command line does."""
-    from fedbn.results.aggregate import RunFiles
     from fedbn.results.figures import draw_curves  # matplotlib takes a second to import
+    from fedbn.results.run_files import RunFiles
 
     facts = folder.read_environment()
     run = RunFiles(str(folder.path), read(folder.metrics), folder.read_request(), facts)

@@ -17,6 +17,7 @@ from fedbn.paper.items import Cell, Request, Row, Table
 from fedbn.paper.numbers import studied
 from fedbn.paper.trained_items import tables_of
 from fedbn.results.aggregate import Key, ScoreTable
+from scores import scored_again
 
 ROWS = (
     Row(("fedavg",), (Cell(60.0, 1.0, 62.86, 1.49, seeds=5), Cell(81.0))),
@@ -147,6 +148,43 @@ def test_a_stand_in_has_no_number_of_the_papers_beside_it(
     assert svhn.ours == pytest.approx(20)
     assert svhn.paper == pytest.approx(8.18)
     assert synth.paper is None
+
+
+def test_the_papers_numbers_stand_beside_running_statistics_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = scaled(read_toml(find("digits-methods")), "quick")
+    raw = changed(raw, {"training": {"rounds": 1}})
+    found = [
+        one
+        for method, value, change in (("fedavg", 0.6, 0.25), ("fedbn", 0.8, 0.0625))
+        for seed in (0, 1)
+        for one in scored_again([record(method, "svhn", value, seed=seed)], "exact", change)
+    ]
+    found += [record(m, "svhn", 0.5, seed=s) for m in ("singleset", "fedprox") for s in (0, 1)]
+    facts: dict[str, list[str]] = {"remarks": [], "stand_ins": []}
+    monkeypatch.setattr("fedbn.paper.numbers._data_facts", lambda *_: facts)
+    request = Request("digits-methods", "quick", tmp_path, raw, lambda *_: found, print)
+    study = studied(request, found)
+    accuracy, gain = tables_of(request, study)
+    cells = {row.label: row.cells[0] for row in (*accuracy.rows, *gain.rows)}
+    ours = {label: cell.ours for label, cell in cells.items() if cell}
+    assert ours == pytest.approx(
+        {
+            ("fedavg",): 60,
+            ("fedavg, exact statistics",): 85,
+            ("fedbn",): 80,
+            ("fedbn, exact statistics",): 86.25,
+            ("singleset",): 50,
+            ("fedprox",): 50,
+            ("fedbn − fedavg",): 20,
+            ("fedbn − fedavg, exact statistics",): 1.25,
+        }
+    )
+    papers = {label[0] for label, cell in cells.items() if cell and cell.paper is not None}
+    assert papers == {"fedavg", "fedbn", "singleset", "fedprox", "fedbn − fedavg"}
+    assert "2 seeds" in accuracy.note
+    assert any("fedavg, exact statistics +25.0" in text for text in study.remarks)
 
 
 def test_a_table_that_looks_permuted_is_compared_in_both_orders(

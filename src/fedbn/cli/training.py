@@ -33,8 +33,9 @@ from fedbn.experiments.process_pool import own_process
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
 from fedbn.results import figures
-from fedbn.results.aggregate import RunFiles, Summary, rejected_clients, rejection
-from fedbn.results.result_table import condensed, fitted, readable, written
+from fedbn.results.aggregate import Summary, rejected_clients, rejection
+from fedbn.results.result_table import condensed, fitted, readable, tables_of, written
+from fedbn.results.run_files import RunFiles
 from fedbn.runs import metrics
 from fedbn.runs.folder import RunFolder, explained
 from fedbn.runs.messages import grouped, read_warnings
@@ -223,11 +224,20 @@ def show(folder: RunFolder, showing: Showing) -> None:
 
 
 def print_summary(summary: Summary) -> None:
-    """Print a table that fits the terminal, the best in bold, and what is to be said of it."""
-    grid = fitted(readable(summary, console.width()), console.width())
-    styled = [[Text(c.text, "bold" if c.best else "") for c in cells] for cells in grid.cells]
-    rows = [[name, *cells] for name, cells in zip(grid.rows, styled, strict=True)]
-    print_table([grid.title, *grid.columns], rows, BUT_FIRST)
+    """Print a table that fits the terminal, the best in bold, and what is to be said of it.
+
+    Kinds of statistics that do not fit side by side are tables below one another.
+    """
+    tables = tables_of(summary, console.width())
+    for whole in tables:
+        grid = fitted(whole, console.width())
+        styled = [[Text(c.text, "bold" if c.best else "") for c in cells] for cells in grid.cells]
+        rows = [[name, *cells] for name, cells in zip(grid.rows, styled, strict=True)]
+        if grid.heading:
+            emit(grid.heading)
+        print_table([grid.title, *grid.columns], rows, BUT_FIRST)
+        if len(tables) > 1:
+            emit()
     print_text(*summary.remarks)
 
 

@@ -12,23 +12,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbn.core.metric import first_metric
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import named_jobs, settings
 from fedbn.experiments.schema import Experiment, ReproduceSection
 from fedbn.experiments.sources import load_federation
 from fedbn.paper.items import Request
+from fedbn.results import statistics_remarks
 from fedbn.results.aggregate import (
     Cell,
     Curve,
     Key,
     Measure,
     Records,
+    Report,
     Scores,
     ScoreTable,
     lacking,
 )  # fmt: skip
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.messages import grouped, read_warnings
 
 _FILE = Path(__file__).with_name("paper.toml")
 _PRINTED = re.compile(r"(\d+\.\d+)(?: \((\d+\.\d+)\))?")
@@ -96,7 +100,7 @@ class Study:
     """A finished training and what may be said of it.
 
     `clients` has the numbers of finished jobs, a column a client; `table` the same, a column a
-    domain; `scores` the final accuracy by method and setting, domain and seed. `papers`, the
+    domain; `scores` the final accuracy by row, domain and seed. `papers`, the
     paper's tables to compare with, are none where the data is another; domains in `stand_ins`
     are never compared.
     """
@@ -113,12 +117,15 @@ class Study:
     data_remarks: tuple[str, ...]
     remarks: tuple[str, ...]
 
-    def paper(self, method: str, setting: str, domain: str) -> Number | None:
-        """The paper's number, where ours may be compared with it."""
-        if domain in self.stand_ins:
+    def paper(self, key: Key, domain: str) -> Number | None:
+        """The paper's number, where ours may be compared with it.
+
+        The paper scores models with running statistics.
+        """
+        if domain in self.stand_ins or key.statistics != RUNNING:
             return None
         tables = self.papers if len(self.papers) == 1 else self.in_order
-        found = (paper.find(method, domain, setting) for paper in tables)
+        found = (paper.find(key.method, domain, key.setting) for paper in tables)
         return next((number for number in found if number is not None), None)
 
     @property
@@ -169,14 +176,14 @@ def studied(request: Request, records: Records) -> Study:
     said = [*facts["remarks"]]
     if papers and not request.comparable:
         said.append("not the paper's data: no comparison with its numbers")
-    clients = ScoreTable.of(done, metric)
+    clients, report = ScoreTable.of(done, metric), experiment.evaluation.report
     domains = clients.by_domain()
     return Study(
         experiment=experiment,
         how=experiment.reproduce,
         clients=clients,
         table=domains,
-        scores=domains.scores(experiment.evaluation.report),
+        scores=domains.scores(report),
         epochs={
             s.name: 1 if (training := s.experiment.training).local_steps else training.local_epochs
             for s in settings(experiment)
@@ -185,8 +192,19 @@ def studied(request: Request, records: Records) -> Study:
         stand_ins=tuple(facts["stand_ins"]),
         cut=request.cut or bool(facts["stand_ins"]),  # whose weights are in everybody's
         data_remarks=tuple(dict.fromkeys(said)),
-        remarks=(*unfinished, *lacking(clients, experiment.evaluation.report)),
+        remarks=(*unfinished, *lacking(clients, report), *_of_statistics(clients, report, run)),
     )
+
+
+def _of_statistics(table: ScoreTable, report: Report, run: Path) -> Iterator[str]:
+    """Say what is to be said of rows that are scored with other than running statistics."""
+    warnings = grouped(read_warnings(RunFolder(run)))
+    yield from statistics_remarks.reasons(table, report, warnings)
+    yield from statistics_remarks.differences(
+        [*table.histories], table.scores(report), table.metric
+    )
+    yield from statistics_remarks.same_training(table, report)
+    yield from statistics_remarks.meanings(key.statistics for key in table.histories)
 
 
 def _finished(experiment: Experiment, records: Records) -> tuple[Records, tuple[str, ...]]:

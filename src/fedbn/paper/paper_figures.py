@@ -88,7 +88,7 @@ def draw_bars(
         axis.set_ylim(max(0, 10 * ((min(ends) - 5) // 10)), min(100, 10 * (max(ends) // 10 + 1)))
         axis.set_ylabel("test accuracy (%)")
         handles: list[Patch | Line2D] = [
-            Patch(label=figures.plain(NAMES.get(m, m)), **{k: face[k] for k in _PATCH})
+            Patch(label=figures.plain(figures.shown(m)), **{k: face[k] for k in _PATCH})
             for m, face in faces.items()
         ]
         if paper:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
 from fedbn.experiments.configuration import Raw, changed
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table, options_of, refused
 from fedbn.paper.paper_figures import draw_intervals
-from fedbn.results import display_name
+from fedbn.results import display_name, with_statistics
 from fedbn.results.aggregate import MEAN, ScoreTable
 from fedbn.results.figures import legend, looks, panels, saved, styled, titled
 from fedbn.runs.folder import write_atomically
@@ -24,7 +25,10 @@ NEW, GROUPNORM = "fedbn", "groupnorm"
 OTHERS = ("fedavg", "silobn", "singleset", GROUPNORM)
 _TIMES = 4
 Scores = dict[tuple[str, str], dict[str, dict[int, float]]]
-"""By dial and strength, by method, by seed: accuracy in per cent, the mean over domains."""
+"""By dial and strength, by method, by seed: accuracy in per cent, the mean over domains.
+
+Accuracies with other than running statistics are those of `METHOD, exact statistics`.
+"""
 Gains = Mapping[tuple[str, str], Mapping[str, Cell]]
 """By dial and the method that FedBN is compared with, by strength."""
 
@@ -40,7 +44,9 @@ def shift_map(request: Request) -> Outcome:
             parts = dict(part.split("=") for part in key.setting.split(","))
             strength = parts.get("strength") or parts["participation"]
             cell = scores[parts.get("dial", "participation"), strength]
-            cell[GROUPNORM if transformed else key.method] = dict(own[MEAN])
+            name = GROUPNORM if transformed else key.method
+            if MEAN in own:
+                cell[with_statistics(name, key.statistics)] = dict(own[MEAN])
     lines = [["dial", "strength", "method", "seed", "accuracy"]]
     for place, methods in scores.items():
         for method, seeds in methods.items():
@@ -58,6 +64,9 @@ def shift_map(request: Request) -> Outcome:
     tables = [dials_table(request, scores), _gains(request, gains), _accuracies(request, scores)]
     if options["longer"]:
         tables.append(_longer(request, options["longer"], scores))
+    for kind in (kind for kind in STATISTICS_KINDS if kind != RUNNING):
+        if any(with_statistics(NEW, kind) in own for own in scores.values()):
+            tables += [dials_table(request, scores, kind), _accuracies(request, scores, kind)]
     return Outcome(tuple(tables), _draw(request, gains))
 
 
@@ -74,22 +83,39 @@ def _runs(base: Raw, participation: list[float]) -> Iterator[tuple[Raw, str]]:
         yield {**raw, "methods": ["fedavg"], "model": model}, f"{place}-{GROUPNORM}"
 
 
-def dials_table(request: Request, scores: Scores) -> Table:
-    """What FedBN gains by each dial: the mean over its strengths, seed by seed."""
+def dials_table(request: Request, scores: Scores, kind: str = RUNNING) -> Table:
+    """What FedBN gains by each dial: the mean over its strengths, seed by seed.
+
+    Both are scored with one kind of statistics, where the model of the other has BatchNorm.
+    """
     dials = dict.fromkeys(dial for dial, _ in scores)
+    new = _same_kind(NEW, kind)
+    compared = {other: _same_kind(other, kind) for other in OTHERS}
     rows = []
     for dial in dials:
         own = [methods for (name, _), methods in scores.items() if name == dial]
         means = {
             m: {seed: sum(one[m][seed] for one in own) / len(own) for seed in own[0][m]}
-            for m in (NEW, *OTHERS)
+            for m in (new, *compared.values())
+            if all(m in one for one in own)
         }
-        gains = [Cell.gained(means[NEW], means[other], family=len(dials)) for other in OTHERS]
+        gains = [
+            Cell.gained(means[new], means[label], family=len(dials))
+            if {new, label} <= means.keys()
+            else None
+            for label in compared.values()
+        ]
         rows.append(Row((dial,), tuple(gains)))
     note = f"Intervals hold for all {len(dials)} dials at once (paired t, Bonferroni)."
-    title = "what FedBN gains, the mean over strengths, in percentage points"
+    title = f"what FedBN gains, the mean over strengths, in percentage points{_with(kind)}"
     columns = (f"over {_shown(other)}" for other in OTHERS)
-    return request.table(f"{request.name}-dials", title, columns, rows, note, ("dial",))
+    name = f"{request.name}-dials{_end(kind)}"
+    return request.table(name, title, columns, rows, note, ("dial",))
+
+
+def _same_kind(method: str, kind: str) -> str:
+    """The label of a method with a kind of statistics; GroupNorm has no statistics to choose."""
+    return method if method == GROUPNORM else with_statistics(method, kind)
 
 
 def _gains(request: Request, gains: Gains) -> Table:
@@ -104,15 +130,29 @@ def _gains(request: Request, gains: Gains) -> Table:
     return request.table(request.name, title, columns, rows, note, ("dial", "over"))
 
 
-def _accuracies(request: Request, scores: Scores) -> Table:
+def _accuracies(request: Request, scores: Scores, kind: str = RUNNING) -> Table:
+    methods = [_same_kind(method, kind) for method in (NEW, *OTHERS)]
     rows = [
-        Row((dial, strength), tuple(Cell.of(own[m].values()) for m in (NEW, *OTHERS)))
+        Row(
+            (dial, strength), tuple(Cell.of(own[m].values()) if m in own else None for m in methods)
+        )
         for (dial, strength), own in scores.items()
     ]
-    columns = (_shown(method) for method in (NEW, *OTHERS))
+    columns = map(_shown, (NEW, *OTHERS))
     title = "test accuracy in per cent, the mean over domains (standard deviation)"
+    name = f"{request.name}-accuracy{_end(kind)}"
     head = ("dial", "strength")
-    return request.table(f"{request.name}-accuracy", title, columns, rows, head=head)
+    return request.table(name, f"{title}{_with(kind)}", columns, rows, head=head)
+
+
+def _with(kind: str) -> str:
+    """What a title says of the statistics."""
+    return "" if kind == RUNNING else f", with {kind} statistics"
+
+
+def _end(kind: str) -> str:
+    """What a file's name ends with."""
+    return "" if kind == RUNNING else f"-{kind}"
 
 
 def _longer(request: Request, cells: list[str], scores: Scores) -> Table:
@@ -126,7 +166,8 @@ def _longer(request: Request, cells: list[str], scores: Scores) -> Table:
         data, training = {"dial": dial, "strength": float(strength)}, {"rounds": _TIMES * rounds}
         raw = changed(base, {"data": data, "training": training})
         records = request.train(raw, Path(f"longer-{dial}-{strength}"))
-        found = {k.method: v[MEAN] for k, v in ScoreTable.of(records).by_domain().scores().items()}
+        table = ScoreTable.of(records).only(RUNNING).by_domain()
+        found = {key.method: own[MEAN] for key, own in table.scores().items()}
         both = (scores[dial, strength], found)
         rows.append(Row((cell,), tuple(Cell.gained(one[NEW], one["fedavg"]) for one in both)))
     columns = (f"after {rounds} rounds", f"after {_TIMES * rounds}")

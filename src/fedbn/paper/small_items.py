@@ -54,11 +54,11 @@ def synthetic(request: Request) -> Outcome:
 def losses_by_step(table: ScoreTable) -> Losses:
     """Collect the training losses; a step's is the mean over clients."""
     losses: Losses = {}
-    for (method, setting), seeds in table.histories.items():
+    for key, seeds in table.histories.items():
         for seed, history in seeds.items():
             if steps := history.numbers.get(LOSS_SEEN):
                 line = [steps[step][MEAN] for step in sorted(steps)]
-                losses.setdefault(setting, {}).setdefault(method, {})[seed] = line
+                losses.setdefault(key.setting, {}).setdefault(key.method, {})[seed] = line
     return losses
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
 from fedbn.paper.items import Cell, Outcome, Request, Row, Table
 from fedbn.paper.numbers import Study, trained_study
 from fedbn.paper.paper_figures import draw_against, draw_bars
-from fedbn.results import aggregate
+from fedbn.results import aggregate, with_statistics
 from fedbn.results.aggregate import LOSS, LOSS_SEEN, MEAN, Curve, Key, Measure
 from fedbn.results.figures import draw_curves_over_epochs
 from fedbn.text import counted
@@ -51,9 +52,10 @@ def tables_of(request: Request, study: Study) -> Iterator[Table]:
             name = f"{request.name}-other-order"
             yield Table(name, f"{title}. {paper.title}", columns, again, note, head)
     better = [
-        _row(several, _GAIN, setting, [_gain(study, setting, column) for column in columns])
+        _row(several, with_statistics(_GAIN, kind), setting, cells)
         for setting in study.settings
-        if {(_BETTER, setting), (_BASE, setting)} <= study.scores.keys()
+        for kind in _kinds_of_both(study, setting)
+        for cells in [[_gain(study, setting, kind, column) for column in columns]]
     ]
     if better:
         title = f"{request.name}: what FedBN gains over FedAvg, in percentage points"
@@ -64,9 +66,15 @@ def tables_of(request: Request, study: Study) -> Iterator[Table]:
 
 def _accuracies(study: Study, columns: tuple[str, ...], several: bool) -> tuple[Row, ...]:
     return tuple(
-        _row(several, *key, [_cell(study, key, own.get(column), column) for column in columns])
+        _row(several, _label(key), key.setting, cells)
         for key, own in study.cells.items()
+        for cells in [[_cell(study, key, own.get(column), column) for column in columns]]
     )
+
+
+def _label(key: Key) -> str:
+    """The method and its statistics, without the setting."""
+    return with_statistics(key.method, key.statistics)
 
 
 def _row(several: bool, method: str, setting: str, cells: list[Cell | None]) -> Row:
@@ -76,25 +84,34 @@ def _row(several: bool, method: str, setting: str, cells: list[Cell | None]) -> 
 def _cell(study: Study, key: Key, ours: aggregate.Cell | None, column: str) -> Cell | None:
     if ours is None:
         return None
-    mean, std = study.paper(*key, column) or (None, None)
+    mean, std = study.paper(key, column) or (None, None)
     return Cell(ours.mean, ours.std, mean, std, ours.seeds, cut=study.cut)
 
 
-def _gain(study: Study, setting: str, column: str) -> Cell | None:
+def _kinds_of_both(study: Study, setting: str) -> list[str]:
+    """The kinds of statistics that both methods of the gain are scored with."""
+    keys = study.scores.keys()
+    own = [{k.statistics for k in keys if k[:2] == (m, setting)} for m in (_BETTER, _BASE)]
+    return [kind for kind in STATISTICS_KINDS if kind in own[0] & own[1]]
+
+
+def _gain(study: Study, setting: str, kind: str, column: str) -> Cell | None:
     """The mean over seeds of what one gains over the other, seed by seed."""
-    keys = [Key(method, setting) for method in (_BETTER, _BASE)]
+    keys = [Key(method, setting, kind) for method in (_BETTER, _BASE)]
     new, old = (study.scores[key].get(column, {}) for key in keys)
     if not new.keys() & old.keys():
         return None
-    papers = [study.paper(*key, column) for key in keys]
+    papers = [study.paper(key, column) for key in keys]
     theirs = papers[0].mean - papers[1].mean if papers[0] and papers[1] else None
-    return Cell.gained(new, old, 1 if column == MEAN else len(study.table.columns), theirs)
+    asked = len(_kinds_of_both(study, setting))
+    family = asked if column == MEAN else asked * len(study.table.columns)
+    return Cell.gained(new, old, family, theirs)
 
 
 def _note(request: Request, study: Study) -> str:
     best = study.experiment.evaluation.report == "best"
     which = "Best round by validation" if best else "Last round"
-    counts = {key.label: len(seeds) for key, seeds in study.table.histories.items()}
+    counts = {key.name: len(own) for key, own in study.table.only(RUNNING).histories.items()}
     seeds = "seeds: " + ", ".join(f"{name} {count}" for name, count in counts.items())
     if len({*counts.values()}) == 1:
         seeds = counted(next(iter(counts.values())), "seed")
@@ -111,11 +128,11 @@ def _note(request: Request, study: Study) -> str:
 def paper_means(study: Study, setting: str = _DEFAULT) -> Mapping[str, Mapping[str, float]]:
     """The paper's means that may be drawn beside ours, by method and domain."""
     found: dict[str, dict[str, float]] = {}
-    for (method, own), domains in study.scores.items():
+    for key, domains in study.scores.items():
         for domain in domains:
-            number = study.paper(method, own, domain) if own == setting else None
+            number = study.paper(key, domain) if key.setting == setting else None
             if number:
-                found.setdefault(method, {})[domain] = number.mean
+                found.setdefault(key.method, {})[domain] = number.mean
     return found
 
 
@@ -137,18 +154,18 @@ def _panels(study: Study, measure: Measure) -> dict[str, list[Curve]]:
     """A panel a domain, or a panel a setting where there are several."""
     several = len({key.setting for key in study.table.histories}) > 1
     panels: dict[str, list[Curve]] = {}
-    for key in study.table.histories:
+    for key in study.table.drawn:
         for column in (MEAN,) if several else (*study.table.columns, MEAN):
             short = key.setting.replace("local_epochs=", "E = ").replace("batch_size=", "B = ")
             panel = panels.setdefault(short if several else column, [])
-            panel += study.curves(key, column, key.method, measure)
+            panel += study.curves(key, column, _label(key), measure)
     return _mean_last({name: panel for name, panel in panels.items() if panel})
 
 
 def _curves(request: Request, study: Study) -> Iterator[Path]:
     """FedBN's test accuracy over epochs: a panel a batch size, a line a number of local epochs."""
     panels: dict[str, list[Curve]] = {}
-    for key in (key for key in study.table.histories if key.method == _BETTER):
+    for key in (key for key in study.table.only(RUNNING).histories if key.method == _BETTER):
         parts = _parts(key.setting)
         panel = panels.setdefault(f"B = {parts.get('batch_size', '?')}", [])
         panel += study.curves(key, MEAN, f"E = {parts.get('local_epochs', '?')}")
@@ -161,10 +178,10 @@ def _against(request: Request, study: Study) -> Iterator[Path]:
     """Final accuracy against a swept key: a panel a domain."""
     key = study.how.against or ""
     panels: dict[str, dict[str, dict[str, aggregate.Cell]]] = {}
-    for (method, setting), domains in study.cells.items():
-        at = _parts(setting).get(key.rpartition(".")[2], setting)
+    for row, domains in study.cells.items():
+        at = _parts(row.setting).get(key.rpartition(".")[2], row.setting)
         for domain, cell in domains.items():
-            panels.setdefault(domain, {}).setdefault(method, {})[at] = cell
+            panels.setdefault(domain, {}).setdefault(_label(row), {})[at] = cell
     stem = request.folder / f"{request.name}-accuracy"
     yield from draw_against(_mean_last(panels), stem, AXES.get(key, key), request.label)
 
@@ -173,7 +190,7 @@ def _bars(request: Request, study: Study) -> Iterator[Path]:
     """Bars of each setting, with the paper's numbers where they may be compared."""
     for setting in study.settings:
         values = {
-            key.method: {domain: cell for domain, cell in own.items() if domain != MEAN}
+            _label(key): {domain: cell for domain, cell in own.items() if domain != MEAN}
             for key, own in study.cells.items()
             if key.setting == setting
         }

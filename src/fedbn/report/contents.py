@@ -14,6 +14,7 @@ from fedbn.core.metric import PERCENT, Metric
 from fedbn.core.state import Entry
 from fedbn.errors import ConfigError
 from fedbn.results import aggregate, comparison
+from fedbn.results.run_files import RunFiles
 from fedbn.text import points_said
 
 Array = NDArray[np.float64]
@@ -118,7 +119,7 @@ MOST_LABELS = 10
 
 
 @dataclass(frozen=True)
-class RunContents(aggregate.RunFiles):
+class RunContents(RunFiles):
     """One run folder: its files, and what its models tell, where they can be had.
 
     `missing` says of sections why they cannot be shown, `notes` what else a reader should know.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
+
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, BLACK, GREY = "#56B4E9", "#D55E00", "#000000", "#7F7F7F"
 
@@ -48,14 +50,43 @@ def display_name(label: str) -> str:
     return re.sub(r"^\w+", lambda found: NAMES.get(found[0], found[0]), label)
 
 
+def with_statistics(name: str, kind: str) -> str:
+    """Name a row by its method and the statistics that it is scored with, unless running ones.
+
+    Examples:
+        >>> with_statistics("fedbn", "running"), with_statistics("fedbn", "exact")
+        ('fedbn', 'fedbn, exact statistics')
+    """
+    return name if kind == RUNNING else f"{name}, {kind} statistics"
+
+
+def name_and_statistics(label: str) -> tuple[str, str]:
+    """Return the two parts that `with_statistics` made a label of.
+
+    Examples:
+        >>> name_and_statistics("fedbn, exact statistics"), name_and_statistics("fedbn")
+        (('fedbn', 'exact'), ('fedbn', 'running'))
+    """
+    for kind in STATISTICS_KINDS:
+        name = label.removesuffix(f", {kind} statistics")
+        if name != label:
+            return name, kind
+    return label, RUNNING
+
+
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Give each method its colour, the same in every picture; others take what is left in order.
 
+    A method has one colour, whatever the statistics that it is scored with.
+
     Examples:
-        >>> colours(["mine", "fedbn"])
-        {'mine': '#0072B2', 'fedbn': '#D55E00'}
+        >>> colours(["mine", "fedbn", "fedbn, exact statistics"])
+        {'mine': '#0072B2', 'fedbn': '#D55E00', 'fedbn, exact statistics': '#D55E00'}
     """
-    known = {_METHODS.get(name) for name in names}
+    name_of = {label: name_and_statistics(label)[0] for label in names}
+    methods = list(dict.fromkeys(name_of.values()))
+    known = {_METHODS.get(name) for name in methods}
     palette = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, BLACK)
     left = [colour for colour in palette if colour not in known]
-    return {name: _METHODS.get(name) or left[i % len(left)] for i, name in enumerate(names)}
+    own = {name: _METHODS.get(name) or left[i % len(left)] for i, name in enumerate(methods)}
+    return {label: own[name] for label, name in name_of.items()}

@@ -9,22 +9,20 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from fedbn.core.best_round import Validation, best_round, never_accepted, validation
-from fedbn.core.metric import ACCURACY, Metric, first_metric
-from fedbn.core.statistics_kinds import RUNNING
-from fedbn.text import flat, listed
+from fedbn.core.metric import ACCURACY, Metric
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
+from fedbn.results import with_statistics
+from fedbn.text import listed
 
 Records = Sequence[Mapping[str, Any]]
 Report = Literal["last", "best"]
 MEAN = "mean"
 WEIGHTED = "weighted mean"  # every test sample counts as much; in `mean` every client does
 MEANS = (MEAN, WEIGHTED)
-_UNEVEN = 10  # from which ratio of test sizes on a table states them
-_SIZES = 12  # clients whose numbers of test samples are all stated
 _POOLED = "all"  # the client that holds everybody's data
 
 
@@ -41,20 +39,36 @@ EQUAL = 1e-9  # per cent; what rounding may leave of no difference
 
 
 class Key(NamedTuple):
-    """A method in one setting."""
+    """A method in one setting, scored with one kind of BatchNorm statistics."""
 
     method: str
     setting: str
+    statistics: str = RUNNING
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         """The method, and the setting where there are several.
 
         Examples:
-            >>> Key("fedbn", "default").label, Key("fedprox", "mu=0.1").label
+            >>> Key("fedbn", "default").name, Key("fedprox", "mu=0.1", "exact").name
             ('fedbn', 'fedprox (mu=0.1)')
         """
         return self.method if self.setting == "default" else f"{self.method} ({self.setting})"
+
+    @property
+    def label(self) -> str:
+        """The name, and the statistics where they are not the running ones.
+
+        Examples:
+            >>> Key("fedbn", "default").label, Key("fedprox", "mu=0.1", "exact").label
+            ('fedbn', 'fedprox (mu=0.1), exact statistics')
+        """
+        return with_statistics(self.name, self.statistics)
+
+    @property
+    def running(self) -> Key:
+        """The same method and setting, scored with running statistics."""
+        return self._replace(statistics=RUNNING)
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ ByRound = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class History:
-    """One method, setting and seed."""
+    """One method, setting, kind of statistics and seed."""
 
     columns: Mapping[str, frozenset[str]]  # by split, those that have a value in a whole round
     numbers: Mapping[Measure, ByRound]  # what was measured, the run's own metric in its unit
@@ -103,31 +117,49 @@ class History:
     validation: Validation  # what clients come to on validation data, which chooses the best round
     metric: Metric = ACCURACY  # what the run is judged by
     rejected: tuple[str, ...] = ()  # clients of which no update was ever accepted; unscored
+    last: int | None = None  # the last round, where scores with running statistics decide it
 
     @classmethod
-    def of(cls, records: Records, metric: Metric = ACCURACY) -> History:
-        """Read the records of one job."""
-        rejected = never_accepted(records)
+    def by_statistics(cls, records: Records, metric: Metric = ACCURACY) -> dict[str, History]:
+        """Read the records of one job: a history for each kind of statistics, running first.
+
+        All kinds are of the same clients, and of the same round: that of the running statistics.
+        """
         clients = frozenset(r["client"] for r in records) - {_POOLED}
         pooled: dict[str, set[str]] = defaultdict(set)
-        found: dict[Measure, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-        undefined: dict[int, list[str]] = defaultdict(list)
+        by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for r in records:
+            by_kind[r["statistics"]].append(r)
             if r["client"] == _POOLED:
                 pooled[r["split"]].add(r["domain"])
+        columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
+        chosen, rejected = validation(records, metric), never_accepted(records)
+        whole = cls(columns, {}, {}, chosen, metric, rejected)
+        found: dict[str, History] = {}
+        for kind in (kind for kind in STATISTICS_KINDS if kind in by_kind):
+            found[kind] = whole._with(by_kind[kind])
+            if kind != RUNNING and RUNNING in found and (scored := found[RUNNING].scored):
+                found[kind] = replace(found[kind], last=max(scored))
+        return found
+
+    def _with(self, records: Records) -> History:
+        """The same job with the numbers of these records."""
+        found: dict[Measure, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        undefined: dict[int, list[str]] = defaultdict(list)
+        test = Measure("test", self.metric.name)
+        for r in records:
             measure = Measure(r["split"], r["metric"])
-            if r["client"] in rejected and measure == ("test", metric.name):
+            if r["client"] in self.rejected and measure == test:
                 continue  # its model is not the run's result, and a mean without it is no mean
             if r["value"] is not None:
                 found[measure][r["round"]][_column(r)] = r["value"]
-            elif measure == ("test", metric.name):
+            elif measure == test:
                 undefined[r["round"]].append(_column(r))
-        columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
         numbers = {}
         for measure, by_round in found.items():
-            scale = metric.scale if measure.metric == metric.name else 1
-            numbers[measure] = _averaged(by_round, _expected(measure, columns), scale)
-        return cls(columns, numbers, undefined, validation(records, metric), metric, rejected)
+            scale = self.metric.scale if measure.metric == self.metric.name else 1
+            numbers[measure] = _averaged(by_round, _expected(measure, self.columns), scale)
+        return replace(self, numbers=numbers, undefined=undefined)
 
     def by_domain(self, domains: Mapping[str, str]) -> History:
         """The same with a column a domain, the mean of its clients."""
@@ -144,25 +176,28 @@ class History:
     def shown(self, report: Report) -> Mapping[str, float]:
         """The metric on test data at the round reported: the last, or the best by validation."""
         found = self.numbers.get(Measure("test", self.metric.name), {})
-        return found.get(self._round(report, self.scored), {})
+        return found.get(self.reported(report), {})
 
     def lacking(self, report: Report) -> Sequence[str]:
         """The columns that were scored in that round, and came to no number."""
-        return self.undefined.get(self._round(report, self.scored), ())
+        return self.undefined.get(self.reported(report), ())
 
     @property
     def scored(self) -> set[int]:
         """The rounds that have a score on test data, a number or not."""
         return {*self.numbers.get(Measure("test", self.metric.name), ()), *self.undefined}
 
-    def valid(self, report: Report) -> float:
-        """Its mean on validation data at that round."""
-        return statistics.fmean(self.validation.get(self._round(report, self.validation), [0.0]))
-
-    def _round(self, report: Report, found: Collection[int]) -> int:
+    def reported(self, report: Report) -> int:
+        """The round that is reported: the last one scored, or the best by validation."""
         if report == "best":
             return best_round(self.validation, metric=self.metric)
-        return max(found, default=0)
+        return max(self.scored, default=0) if self.last is None else self.last
+
+    def valid(self, report: Report) -> float:
+        """Its mean on validation data at the best round, or at the last one that has it."""
+        last = max(self.validation, default=0)
+        round = self.reported(report) if report == "best" else last
+        return statistics.fmean(self.validation.get(round, [0.0]))
 
 
 @dataclass(frozen=True)
@@ -174,7 +209,8 @@ class ScoreTable:
     seeds: tuple[int, ...]  # in the order of the records
     rounds: int  # the last round that a record tells of
     domains: Mapping[str, str]  # of each column
-    histories: Mapping[Key, Mapping[int, History]]  # by method and setting, by seed
+    # by method, setting and statistics, those of a method one after another; then by seed
+    histories: Mapping[Key, Mapping[int, History]]
     metric: Metric = ACCURACY  # what the run is judged by
 
     @classmethod
@@ -183,6 +219,12 @@ class ScoreTable:
         jobs: dict[Key, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
         for r in records:
             jobs[Key(r["method"], r["setting"])][r["seed"]].append(r)
+        histories: dict[Key, dict[int, History]] = {}
+        for key, seeds in jobs.items():
+            found = {seed: History.by_statistics(own, metric) for seed, own in seeds.items()}
+            for kind in STATISTICS_KINDS:
+                of_kind = {seed: own[kind] for seed, own in found.items() if kind in own}
+                histories |= {key._replace(statistics=kind): of_kind} if of_kind else {}
         tests = [r for r in records if r["split"] == "test"]
         clients = dict.fromkeys(r["client"] for r in tests if r["client"] == _column(r))
         return cls(
@@ -190,12 +232,26 @@ class ScoreTable:
             seeds=tuple(dict.fromkeys(r["seed"] for r in records)),
             rounds=max((r["round"] for r in records), default=0),
             domains={_column(r): r["domain"] for r in [*records, *tests]},
-            histories={
-                key: {seed: History.of(own, metric) for seed, own in seeds.items()}
-                for key, seeds in jobs.items()
-            },
+            histories=histories,
             metric=metric,
         )
+
+    def only(self, statistics: str) -> ScoreTable:
+        """The same with the rows of one kind of statistics."""
+        kept = {key: own for key, own in self.histories.items() if key.statistics == statistics}
+        return replace(self, histories=kept)
+
+    @property
+    def drawn(self) -> list[Key]:
+        """The rows that have a curve.
+
+        A row of other than running statistics has one if more than one round was scored with them.
+        """
+        return [
+            key
+            for key, seeds in self.histories.items()
+            if key.statistics == RUNNING or any(len(one.scored) > 1 for one in seeds.values())
+        ]
 
     def by_domain(self) -> ScoreTable:
         """The same with a column a domain, the mean of its clients; the mean is over domains."""
@@ -220,12 +276,12 @@ class ScoreTable:
     def curves(
         self, column: str, measure: Measure | None = None, keys: Iterable[Key] | None = None
     ) -> list[Curve]:
-        """A number over rounds in one column, or in `mean`: a curve a method and setting.
+        """A number over rounds in one column, or in `mean`: a curve a row.
 
-        It is the run's own metric on test data, and of all methods and settings, unless given.
+        It is the run's own metric on test data, and of all rows that are `drawn`, unless given.
         """
         measure = measure or self._own
-        chosen = self.histories if keys is None else keys
+        chosen = self.drawn if keys is None else keys
         found = {key: self._values(key, column, measure) for key in chosen}
         return [_curve(key.label, by_round) for key, by_round in found.items() if by_round]
 
@@ -235,9 +291,9 @@ class ScoreTable:
         Of each client its mean over seeds; rounds in which fewer than two were scored are left out.
         """
         found: dict[str, list[tuple[int, float, float]]] = {}
-        for key, histories in self.histories.items():
+        for key in self.drawn:
             seen: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-            for history in histories.values():
+            for history in self.histories[key].values():
                 for round, values in history.numbers.get(self._own, {}).items():
                     for name in values.keys() - {MEAN}:
                         seen[round][name].append(values[name])
@@ -309,7 +365,7 @@ def _grouped(
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a method, or a method in one setting."""
+    """One line of the table: a method in one setting, scored with one kind of statistics."""
 
     key: Key
     cells: dict[str, Cell]
@@ -340,8 +396,7 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
     `choose_setting` keeps, of each method, the setting best on validation data (a mu by grid).
     """
     scores, remarks = table.scores(report), lacking(table, report)
-    histories = table.histories.items()
-    kept = [key for key, seeds in histories if any(one.scored for one in seeds.values())]
+    kept = [key for key in table.histories if _is_row(table, key, report)]
     if choose_setting:
         kept, chosen = _choose(table, kept, report)
         remarks += chosen
@@ -351,6 +406,14 @@ def summarize(table: ScoreTable, report: Report = "last", choose_setting: bool =
         for key in kept
     )
     return Summary((*table.columns, MEAN), rows, table.seeds, tuple(remarks), table.metric)
+
+
+def _is_row(table: ScoreTable, key: Key, report: Report) -> bool:
+    """True if a row has scores; of other than running statistics, in the round that is reported."""
+    own = table.histories[key].values()
+    if key.statistics == RUNNING:
+        return any(one.scored for one in own)
+    return any(one.shown(report) or one.lacking(report) for one in own)
 
 
 def weighted_by_size(scores: Scores, sizes: Mapping[str, int]) -> dict[int, float]:
@@ -388,12 +451,12 @@ def lacking(table: ScoreTable, report: Report) -> list[str]:
 
 def rejected_clients(table: ScoreTable) -> dict[tuple[str, ...], list[str]]:
     """Map clients of which no update was ever accepted to the jobs in which that was so."""
-    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    found: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for key, seeds in table.histories.items():
         for seed, history in seeds.items():
             if history.rejected:
-                found[history.rejected].append(f"{key.label} seed {seed}")
-    return found
+                found[history.rejected][f"{key.name} seed {seed}"] = None
+    return {clients: [*jobs] for clients, jobs in found.items()}
 
 
 def rejection(clients: Sequence[str], jobs: Sequence[str]) -> str:
@@ -413,101 +476,18 @@ def rejection(clients: Sequence[str], jobs: Sequence[str]) -> str:
 def _choose(table: ScoreTable, keys: Sequence[Key], report: Report) -> tuple[list[Key], list[str]]:
     """Of each method, the setting that is best on validation data over all seeds."""
     scores = {
-        key: statistics.fmean(one.valid(report) for one in table.histories[key].values())
-        for key in keys
+        key.running: statistics.fmean(one.valid(report) for one in table.histories[key].values())
+        for key in reversed(keys)  # running statistics, which come first, decide
     }
     kept, remarks = [], []
     for method in dict.fromkeys(key.method for key in keys):
-        own = [key for key in keys if key.method == method]
-        kept.append(best := max(own, key=lambda key: table.metric.gain(scores[key], 0.0)))
+        own = list(dict.fromkeys(key.running for key in keys if key.method == method))
+        best = max(own, key=lambda key: table.metric.gain(scores[key], 0.0))
+        kept += [key for key in keys if key.running == best]
         if len(own) > 1:
             settings = ", ".join(key.setting for key in own)
             remarks.append(f"{method}: {best.setting} chosen on validation data from {settings}")
     return kept, remarks
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """A run as its files tell it."""
-
-    path: str  # its folder, or what else to call it
-    records: Records  # the lines of `metrics.jsonl`
-    config: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
-    environment: Mapping[str, Any] = field(default_factory=dict)  # `environment.json`
-    warnings: tuple[str, ...] = ()  # all that the run gave, each once
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The configuration by dotted keys; it may be incomplete."""
-        return dict(flat(self.config))
-
-    @property
-    def report(self) -> Report:
-        """Which round counts."""
-        return "best" if self.settings.get("evaluation.report") == "best" else "last"
-
-    @cached_property
-    def metric(self) -> Metric:
-        """What the run is judged by."""
-        return first_metric(self.environment)
-
-    @cached_property
-    def table(self) -> ScoreTable:
-        """The records as numbers."""
-        return ScoreTable.of(self.records, self.metric)
-
-    @cached_property
-    def test_sizes(self) -> dict[str, int]:
-        """The number of test samples of each column, as far as the run recorded it."""
-        inputs = self.environment.get("inputs") or {}
-        known = (facts["sizes"] for facts in inputs.values() if facts.get("sizes"))
-        sizes: Mapping[str, tuple[int, int]] = next(known, {})
-        return {name: sizes[name][1] for name in self.table.columns if name in sizes}
-
-    @property
-    def uneven(self) -> bool:
-        """True if the numbers of test samples of clients differ by more than a factor of ten."""
-        sizes = self.test_sizes
-        known = sizes.keys() >= {*self.table.columns}
-        return bool(sizes) and known and max(sizes.values()) > _UNEVEN * min(sizes.values())
-
-    @cached_property
-    def scores(self) -> dict[Key, Scores]:
-        """The metric on test data by method and setting; with the weighted mean where `uneven`."""
-        found = self.table.scores(self.report)
-        if not self.uneven:
-            return found
-        return {
-            key: {**own, WEIGHTED: weighted} if weighted else own
-            for key, own in found.items()
-            for weighted in [weighted_by_size(own, self.test_sizes)]
-        }
-
-    @cached_property
-    def summary(self) -> Summary:
-        """The table of results."""
-        choose = isinstance(self.settings.get("method.mu"), list)
-        found = summarize(self.table, self.report, choose_setting=choose)
-        if not self.uneven:
-            return found
-        form = self.metric.form
-        rows = []
-        for row in found.rows:
-            values = self.scores[row.key].get(WEIGHTED, {}).values()
-            cells = {WEIGHTED: Cell.of(values, form)} if values else {}
-            rows.append(replace(row, cells={**row.cells, **cells}))
-        columns, remarks = (*found.columns, WEIGHTED), (*found.remarks, self._sizes_told())
-        return replace(found, columns=columns, rows=tuple(rows), remarks=remarks)
-
-    def _sizes_told(self) -> str:
-        ordered = sorted(self.test_sizes.items(), key=lambda item: item[1])
-        ends = ordered if len(ordered) <= _SIZES else [*ordered[:3], *ordered[-3:]]
-        sizes = ", ".join(f"{name} {size:,}" for name, size in ends)
-        some = "" if ends is ordered else f" (the smallest and the largest of {len(ordered):,})"
-        return (
-            f"test samples: {sizes}{some}; in {MEAN!r} every client counts as much, in "
-            f"{WEIGHTED!r} every sample"
-        )
 
 
 @dataclass(frozen=True)
@@ -591,9 +571,14 @@ def gains(new: Scores, old: Scores, *, metric: Metric = ACCURACY) -> dict[str, G
     return found
 
 
-def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel | None:
-    """Compare FedBN with FedAvg, or what comes nearest to both; None where one is not there."""
-    new, old = (_nearest(summary, name) for name in ("fedbn", "fedavg"))
+def duel(
+    table: ScoreTable, summary: Summary, report: Report = "last", statistics: str = RUNNING
+) -> Duel | None:
+    """Compare FedBN with FedAvg, or what comes nearest to both; None where one is not there.
+
+    Both are scored with one kind of statistics.
+    """
+    new, old = (_nearest(summary, name, statistics) for name in ("fedbn", "fedavg"))
     if new is None or old is None:
         return None
     scores = table.scores(report)
@@ -602,6 +587,7 @@ def duel(table: ScoreTable, summary: Summary, report: Report = "last") -> Duel |
     return Duel(new.key.label, old.key.label, found, known.get(MEAN)) if found else None
 
 
-def _nearest(summary: Summary, name: str) -> Row | None:
-    near = [row for row in summary.rows if row.key.method.partition("+")[0] == name]
+def _nearest(summary: Summary, name: str, statistics: str) -> Row | None:
+    rows = (row for row in summary.rows if row.key.statistics == statistics)
+    near = [row for row in rows if row.key.method.partition("+")[0] == name]
     return min(near, key=lambda row: row.key.method != name, default=None)

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.errors import ConfigError, unknown
 from fedbn.results import display_name
-from fedbn.results.aggregate import MEAN, MEANS, Duel, Key, RunFiles, gains
+from fedbn.results.aggregate import MEAN, MEANS, Duel, Key, gains
 from fedbn.results.paired_tests import FEWEST, LEVEL, Paired, half_width, paired
 from fedbn.results.result_table import MOST
+from fedbn.results.run_files import RunFiles
 from fedbn.text import counted, flat, harmless, listed, table
 
 
@@ -89,7 +90,7 @@ def without_splits(key: Key) -> Key:
 
     Examples:
         >>> without_splits(Key("fedbn", "percent=10,split_seed=3"))
-        Key(method='fedbn', setting='percent=10')
+        Key(method='fedbn', setting='percent=10', statistics='running')
     """
     splits = _splits(key)
     parts = [part for part in key.setting.split(",") if part not in splits]

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from fedbn.results import NAMES, colours
+from fedbn.core.statistics_kinds import RUNNING
+from fedbn.results import NAMES, colours, name_and_statistics, with_statistics
 from fedbn.results.aggregate import MEAN, Curve, ScoreTable
 
 COLUMN, PAGE = 3.3, 6.8
@@ -31,6 +32,7 @@ DOMAINS = {
     "mnist_m": "MNIST-M",
     "mnist": "MNIST",
 }
+_BROKEN = {"local": "-.", "exact": "--", "batch": ":"}
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "+++", "---")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SIGNS_AN_INCH = 20
@@ -88,9 +90,17 @@ def panels(count: int, xlabel: str, ylabel: str, sharey: bool = False) -> tuple[
 
 
 def looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Give each method its colour and, for whoever cannot tell those apart, its marker."""
+    """Give each method its colour and, for whoever cannot tell those apart, its marker.
+
+    A method that is scored with other than running statistics has a broken line.
+    """
     palette = colours(methods)
-    return {m: {"color": palette[m], "marker": _own(m, methods, _MARKERS)} for m in methods}
+    found: dict[str, dict[str, Any]] = {}
+    for label in methods:
+        found[label] = {"color": palette[label], "marker": _own(label, methods, _MARKERS)}
+        if (kind := name_and_statistics(label)[1]) != RUNNING:
+            found[label]["linestyle"] = _BROKEN[kind]
+    return found
 
 
 def hatches(methods: Sequence[str]) -> dict[str, str]:
@@ -104,10 +114,16 @@ def _own(method: str, methods: Sequence[str], signs: Sequence[str]) -> str:
     return signs[known.index(method) % len(signs)]
 
 
+def shown(label: str) -> str:
+    """A method of the paper as the paper writes it; the statistics as they are."""
+    name, kind = name_and_statistics(label)
+    return with_statistics(NAMES.get(name, name), kind)
+
+
 def legend(figure: Figure, entries: Mapping[str, Mapping[str, Any]]) -> Legend:
     """Put one legend above all panels."""
     handles = [
-        Line2D([], [], label=plain(NAMES.get(name, name)), markersize=4, **look)
+        Line2D([], [], label=plain(shown(name)), markersize=4, **look)
         for name, look in entries.items()
     ]
     wide = figure.get_figwidth() > COLUMN
@@ -176,7 +192,7 @@ def _chosen(table: ScoreTable) -> list[str]:
     """All clients in their order; of too many, the worst."""
     if len(table.columns) <= _MOST:
         return list(table.columns)
-    scores = table.scores().values()
+    scores = table.only(RUNNING).scores().values()
 
     def end(name: str) -> float:
         return statistics.fmean([v for own in scores for v in own.get(name, {}).values()] or [0.0])

@@ -1,7 +1,8 @@
 """A run's table as people read it: on a terminal of any width, in LaTeX, CSV or Markdown.
 
 Up to a dozen clients are columns, or rows where the columns do not fit. Of more clients the table
-says how their scores spread, and names the worst.
+says how their scores spread, and names the worst. Where rows of several kinds of statistics do not
+fit together, each kind has a table of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.results import display_name
 from fedbn.results.aggregate import EQUAL, MEANS, Cell, Row, Summary
 from fedbn.text import csv_text, short, shown, table
 
 MOST = 12
+SCORED_WITH = {
+    "running": "scored with the running statistics that the method leaves",
+    "local": "scored with the client's own running statistics",
+    "exact": "scored with the client's exact statistics",
+    "batch": "scored with the client's batch statistics",
+}
+"""The heading of a table whose rows are all scored with one kind of statistics."""
 _WORST = 5
 _NAME = 16
 _SPREAD = ("median", "worst decile", "best")
@@ -41,6 +50,7 @@ class Grid:
     columns: tuple[str, ...]  # the names above
     rows: tuple[str, ...]  # the names at the left
     cells: tuple[tuple[Shown, ...], ...]  # a tuple a row
+    heading: str = ""  # what stands above the table
 
     @property
     def turned(self) -> Grid:
@@ -70,20 +80,46 @@ def grid_of(summary: Summary, named: bool = False) -> Grid:
     return Grid(f"test {summary.metric.title}", summary.columns, names, cells)
 
 
+def tables_of(summary: Summary, width: int, named: bool = False) -> list[Grid]:
+    """Lay a summary out for a line of so many signs, as one table where all of its rows fit.
+
+    Otherwise there is a table for each kind of statistics. The best of a column is that of all.
+    """
+    whole = readable(summary, width, named)
+    kinds = dict.fromkeys(row.key.statistics for row in summary.rows)
+    if len(kinds) < 2 or whole.width <= width:
+        return [whole]
+    grid, found = grid_of(summary, named), []
+    for kind in kinds:
+        places = [i for i, row in enumerate(summary.rows) if row.key.statistics == kind]
+        names = [summary.rows[i].key.name for i in places]
+        found.append(
+            replace(
+                grid,
+                rows=tuple(map(display_name, names) if named else names),
+                cells=tuple(grid.cells[i] for i in places),
+                heading=SCORED_WITH[kind],
+            )
+        )
+    turns = _has_many(summary) or any(one.width > width for one in found)
+    return [one.turned if turns else one for one in found]
+
+
 def condensed(summary: Summary) -> Summary:
     """Put how clients spread in the place of clients, where they are more than a dozen.
 
     The worst decile is the mean of the worst tenth of the clients, each by its mean over seeds; the
-    five worst are those with the worst mean over methods.
+    five worst are those with the worst mean over methods, scored with running statistics.
     """
     clients = [name for name in summary.columns if name not in MEANS]
     if len(clients) <= MOST:
         return summary
     higher = summary.metric.higher
-    scored = [c for c in clients if any(c in row.cells for row in summary.rows)]
+    deciding = [row for row in summary.rows if row.key.statistics == RUNNING] or summary.rows
+    scored = [c for c in clients if any(c in row.cells for row in deciding)]
 
     def overall(client: str) -> float:
-        return statistics.fmean(r.cells[client].mean for r in summary.rows if client in r.cells)
+        return statistics.fmean(r.cells[client].mean for r in deciding if client in r.cells)
 
     worst = sorted(scored, key=overall, reverse=not higher)[:_WORST]
     rows = tuple(replace(row, cells=_spread(row, clients, higher, worst)) for row in summary.rows)
@@ -113,9 +149,13 @@ def _spread(
 def readable(summary: Summary, width: int, named: bool = False) -> Grid:
     """Lay a summary out for a line of so many signs: clients as columns where few, and they fit."""
     grid = grid_of(summary, named)
+    return grid.turned if _has_many(summary) or grid.width > width else grid
+
+
+def _has_many(summary: Summary) -> bool:
+    """True if clients are too many for a column each."""
     clients = sum(name not in MEANS for name in summary.columns)
-    many = clients > MOST or _SPREAD[0] in summary.columns
-    return grid.turned if many or grid.width > width else grid
+    return clients > MOST or _SPREAD[0] in summary.columns
 
 
 def fitted(grid: Grid, width: int) -> Grid:
