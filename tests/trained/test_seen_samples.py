@@ -1,8 +1,9 @@
-"""`fedbn predict` recognises samples that a model has seen, and scores only the others."""
+"""`predict`, `evaluate` and `adapt --compare` recognise samples that a model has seen."""
 
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,62 @@ def test_a_model_that_shares_nothing_has_seen_its_own_samples_only(home: Path) -
         words, unknown = where_seen(fedbn.open_run(home / run), "a", x)
         assert {*words} == {where}
         assert unknown == ""
+
+
+def test_evaluate_scores_new_samples_only(finished: Path, tmp_path: Path) -> None:
+    site = arrays(0)
+    mixed = saved(tmp_path / "m.npz", part(site, "train"), part(site, "test"))
+    alone = saved(tmp_path / "t.npz", part(site, "test"))
+    whole, new = (call("evaluate", finished, "--data", file, "--json") for file in (mixed, alone))
+    assert "16 of 24 samples of" in whole.err
+    assert "were used in training: 0, 1, 2, 3 and 12 more; not scored" in whole.err
+    assert "used in training" not in new.err
+    scored = [json.loads(answer.out) for answer in (whole, new)]
+    assert [{*one["samples"].values()} for one in scored] == [{8}, {8}]
+    values = [
+        {client: [*row.values()] for client, row in one["values"]["accuracy"].items()}
+        for one in scored
+    ]
+    assert values[0] == values[1]
+
+
+def test_evaluate_refuses_training_samples_alone(finished: Path, tmp_path: Path) -> None:
+    data = saved(tmp_path / "all.npz", part(arrays(0), "train"))
+    answer = call("evaluate", finished, "--data", data)
+    assert answer.code == 4
+    assert "16 of 16 samples of" in answer.err
+    assert "so a score would say nothing about new samples; give others" in answer.err
+    assert answer.out == ""
+
+
+def test_evaluate_leaves_out_a_site_that_was_adapted_with_the_samples(
+    finished: Path, tmp_path: Path
+) -> None:
+    site = arrays(7, n=24, scale=3.0)
+    used = saved(tmp_path / "used.npz", part(site, "train"))
+    assert call("adapt", finished, "--data", used, "--as", "evaluated").code == 0
+    answer = call("evaluate", finished, "--data", used, "--json")
+    assert "the model of evaluated was adapted with 24 of 24 samples of" in answer.err
+    assert "evaluated" not in json.loads(answer.out)["clients"]
+    other = saved(tmp_path / "other.npz", part(site, "test"))
+    answer = call("evaluate", finished, "--data", other, "--json")
+    assert "evaluated" in json.loads(answer.out)["clients"]
+
+
+@pytest.mark.parametrize(
+    ("test", "cause"),
+    [("own", "24 of 24 samples"), ("training", "16 of 16 samples")],
+)
+def test_a_comparison_of_adaptations_refuses_samples_that_were_seen(
+    finished: Path, tmp_path: Path, test: str, cause: str
+) -> None:
+    data = saved(tmp_path / "own.npz", part(arrays(7, n=24, scale=3.0), "train"))
+    saved(tmp_path / "training.npz", part(arrays(0), "train"))
+    scored = ("--compare", "--test", tmp_path / f"{test}.npz")
+    answer = call("adapt", finished, "--data", data, "--as", "compared", *scored)
+    assert answer.code == 4
+    assert f"{cause} of" in answer.err
+    assert "were used in training or for the adaptation" in answer.err
 
 
 @pytest.mark.parametrize("how", ["average", "finetune"])

@@ -15,12 +15,13 @@ from fedbn.core.metric import Metric
 from fedbn.data.new_samples import Samples, read_samples
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
-from fedbn.text import plain
+from fedbn.text import plain, shown
 from fedbn.trained import adaptation
 from fedbn.trained.adaptation import AS_IT_IS, Compared, Options, best, divided, split_of, with_site
 from fedbn.trained.joining import labelled, own_test, prepare_join
 from fedbn.trained.local_parts import check_site
 from fedbn.trained.opening import open_run
+from fedbn.trained.seen_samples import without_seen
 from fedbn.trained.trained_run import Trained
 
 app = console.commands()
@@ -135,6 +136,9 @@ def _compared(
 ) -> list[Compared]:
     held = own_test(trained, new.samples, new.data, new.test)
     adapting, scoring = divided(labelled(trained, new.samples, new.data), held, new.name)
+    place = shown(new.test or new.data)
+    scoring, left_out = without_seen(trained, scoring, place, adapting=adapting.x)
+    say(*left_out)
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
     found = list(adaptation.compare(trained, new.name, adapting, scoring, options, rounds))

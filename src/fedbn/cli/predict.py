@@ -29,7 +29,7 @@ from fedbn.trained.evaluation import Matrix, domain_tests, evaluate_all
 from fedbn.trained.export import export as exported
 from fedbn.trained.joining import labelled
 from fedbn.trained.opening import open_run
-from fedbn.trained.seen_samples import where_seen
+from fedbn.trained.seen_samples import adapted_with, where_seen, without_seen
 from fedbn.trained.trained_run import Predictions, Trained, predict as predicted
 
 _PREDICT = console.examples(
@@ -164,6 +164,8 @@ def evaluate(
 
     The run's metrics, and for classes balanced accuracy, macro F1, AUROC and
     calibration error, each with a 95 % interval. Adapted sites are rows too.
+    Samples of --data that the run was trained on are named and not scored, and so are
+    adapted sites that have seen some of them.
     Of more than a dozen clients, how they spread: each on its own test data where
     domains are as many, unless --clients all asks for every pair.
     """
@@ -174,9 +176,10 @@ def evaluate(
     known = {one.name: one for one in evaluated(trained.plan.task)}
     if metric is not None and metric not in known:
         raise ConfigError(f"--metric: {unknown('metric', metric, known)}")
-    tests = _own_tests(trained) if data is None else _tests(trained, data)
+    tests, without = (_own_tests(trained), []) if data is None else _tests(trained, data)
     many = len(trained.clients) > MOST and clients == "some"
-    found = evaluate_all(trained, tests, own=many and len(tests) > MOST, resamples=resamples)
+    own = many and len(tests) > MOST
+    found = evaluate_all(trained, tests, own=own, resamples=resamples, without=without)
     if out is not None:
         content = found.to_json() if out.suffix.lower() == ".json" else found.to_csv()
         write_atomically(out, content, ConfigError)
@@ -195,10 +198,15 @@ def _own_tests(trained: Trained) -> dict[str, AnySplit]:
         raise ConfigError(f"{error.fact}; score on labelled files with --data PATH") from error
 
 
-def _tests(trained: Trained, data: Path) -> dict[str, AnySplit]:
+def _tests(trained: Trained, data: Path) -> tuple[dict[str, AnySplit], list[str]]:
+    """Read samples to score on; and name the adapted sites that have seen some of them."""
     samples = read_samples(data, trained.inputs)
     say(*samples.notes)
-    return {data.resolve().stem or "data": labelled(trained, samples, data)}
+    whole, where = labelled(trained, samples, data), shown(data)
+    split, left_out = without_seen(trained, whole, where, samples.names)
+    sites, said = adapted_with(trained, split, where)
+    say(*left_out, *said)
+    return {data.resolve().stem or "data": split}, sites
 
 
 def _print_matrix(found: Matrix, metric: Metric) -> None:

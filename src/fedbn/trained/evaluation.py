@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -140,14 +140,20 @@ def evaluate_all(
     *,
     own: bool = False,
     resamples: int = 1000,
+    without: Collection[str] = (),
 ) -> Matrix:
     """Score every client's model, adapted sites' too, on every domain's test data.
 
-    That is the run's own unless given; `own`: each training client on what it is tested on alone.
+    Args:
+        trained: The run.
+        tests: The test data by domain; the run's own unless given.
+        own: True to score each training client only on what it is tested on.
+        resamples: Bootstrap resamples behind an interval.
+        without: Clients that are left out.
     """
     domains = domain_tests(trained) if tests is None else tests
     tested = {client.name: client.tests for client in trained.federation.clients} if own else {}
-    clients = tuple(tested) if own else trained.clients
+    clients = tuple(n for n in (tested if own else trained.clients) if n not in without)
     classes = trained.plan.federation.classes
     metrics = evaluated(trained.plan.task)
     values: dict[str, Any] = {metric.name: {} for metric in metrics}

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fedbn.core.federation import AnySplit, scaled
+from fedbn.core.federation import AnySplit, Split, scaled
 from fedbn.core.state import entries
-from fedbn.errors import DamagedRun, FedbnError, GivenInPython, reason
+from fedbn.errors import DamagedRun, DataError, FedbnError, GivenInPython, reason
+from fedbn.text import counted, listed
 from fedbn.trained.trained_run import Trained
 
 Where = Literal["training", "adaptation", ""]
@@ -73,27 +75,85 @@ def where_seen(trained: Trained, client: str, x: Tensor) -> tuple[tuple[Where, .
         One word per sample, empty if it is new; and, if this is not known of all, the reason.
     """
     adapted, unknown = _adapted_with(trained, client)
-    try:
-        training = _trained_on(trained, client)
-    except Exception as error:  # data that is gone, or somebody's own code that reads it
-        training = set()
-        if isinstance(error, GivenInPython):
-            unknown = error.fact
-        else:
-            unknown = str(error) if isinstance(error, FedbnError) else reason(error)
+    training, unreadable = _trained_on(trained, client)
     words: list[Where] = []
     for one in hashes_of(x):
         words.append("training" if one in training else "adaptation" if one in adapted else "")
-    return tuple(words), unknown
+    return tuple(words), unreadable or unknown
 
 
-def _trained_on(trained: Trained, client: str) -> set[bytes]:
-    """The samples of all clients that contributed to a client's model."""
-    clients = trained.federation.clients
-    every = entries(trained.plan.initial_model)
-    if not trained.plan.method.shared(every):  # SingleSet, whose models see their own data alone
-        clients = tuple(one for one in clients if one.name == client) or clients
-    return {one for each in clients for one in hashes_of_split(each.train)}
+def without_seen(
+    trained: Trained,
+    split: Split,
+    where: str,
+    names: Sequence[str] = (),
+    adapting: Tensor | None = None,
+) -> tuple[Split, list[str]]:
+    """Leave out samples that the run was trained on: a score on them says nothing about new ones.
+
+    Args:
+        trained: The run. Its training samples count as seen by all of its models.
+        split: The samples to score.
+        where: What messages call them.
+        names: What messages call each of them.
+        adapting: Further samples that the models have seen, because they are adapted with them.
+
+    Returns:
+        The samples that are left; and messages about the others, or why they are not known.
+
+    Raises:
+        DataError: No sample is left.
+    """
+    seen, unknown = _trained_on(trained)
+    what = "training"
+    if adapting is not None:
+        seen |= {*hashes_of(adapting)}
+        what = "training or for the adaptation"
+    said = [f"not known whether the run was trained on samples of {where}: {unknown}"]
+    said = said if unknown else []
+    old = [place for place, one in enumerate(hashes_of(split.x)) if one in seen]
+    if not old:
+        return split, said
+    text = f"{len(old)} of {counted(len(split), 'sample')} of {where} were used in {what}"
+    if len(old) == len(split):
+        raise DataError(f"{text}, so a score would say nothing about new samples; give others")
+    called = listed([names[at] if names else split.sample_name(at) for at in old])
+    new = torch.ones(len(split), dtype=torch.bool)
+    new[old] = False
+    return split.take(new.nonzero().flatten()), [*said, f"{text}: {called}; not scored"]
+
+
+def adapted_with(trained: Trained, split: Split, where: str) -> tuple[list[str], list[str]]:
+    """Find the sites that were adapted with some of these samples.
+
+    Returns:
+        Their names; and a message about each of them, or about a site of which it is not known.
+    """
+    hashes, sites, said = hashes_of(split.x), list[str](), list[str]()
+    for site in trained.adapted:
+        known, unknown = _adapted_with(trained, site)
+        count = sum(one in known for one in hashes)
+        if count:
+            sites.append(site)
+            of = f"{count} of {counted(len(split), 'sample')} of {where}"
+            said.append(f"the model of {site} was adapted with {of}; not scored")
+        elif unknown:
+            said.append(f"not known whether the model has seen samples of {where}: {unknown}")
+    return sites, said
+
+
+def _trained_on(trained: Trained, client: str = "") -> tuple[set[bytes], str]:
+    """Return the samples behind a client's model, or all; and why they are not known, if so."""
+    try:
+        clients = trained.federation.clients
+        every = entries(trained.plan.initial_model)
+        if client and not trained.plan.method.shared(every):  # SingleSet: their own data alone
+            clients = tuple(one for one in clients if one.name == client) or clients
+        return {one for each in clients for one in hashes_of_split(each.train)}, ""
+    except Exception as error:  # data that is gone, or somebody's own code that reads it
+        if isinstance(error, GivenInPython):
+            return set(), error.fact
+        return set(), str(error) if isinstance(error, FedbnError) else reason(error)
 
 
 def _adapted_with(trained: Trained, client: str) -> tuple[set[bytes], str]:
