@@ -47,6 +47,24 @@ def test_a_run_with_a_client_rejected_in_every_round_is_saved_and_ends_with_5(
     assert bits(tmp_path / "out") == finished
 
 
+def test_a_run_with_a_rejected_client_is_compared_without_a_mean(
+    with_overflow: Path, tmp_path: Path
+) -> None:
+    seeds = ("--seed", 1, "--method", "fedbn")
+    run = call("run", "--data", with_overflow, *SMALL, *seeds, "--out", tmp_path / "out")
+    assert run.code == 5
+    answer = call("compare", tmp_path / "out")
+    assert answer.code == 0, answer.err
+    assert "every update of c was rejected" in answer.out
+    assert "mean" not in answer.out.partition("\n\n")[0]  # the table
+    for command in (
+        ("evaluate",),
+        ("export", "--client", "c", "--out", tmp_path / "c.safetensors"),
+    ):
+        told = call(command[0], tmp_path / "out", *command[1:])
+        assert "every update of c was rejected: its model learned nothing" in told.err
+
+
 def test_a_client_that_was_never_selected_is_not_rejected(tmp_path: Path) -> None:
     sites = write_sites(tmp_path / "sites", "abc")
     asked = ("--set", "training.participation=0.3", "--rounds", 1)

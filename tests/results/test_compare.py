@@ -42,7 +42,7 @@ def test_pairs_of_other_numbers_of_seeds_are_told_apart() -> None:
     records = [one for name, own in runs.items() for one in side("A", name, a=own).records]
     both = Side("A", records)
     said = explanation(compare(both, both))
-    assert said.startswith("n differs (fedavg → silobn 2, fedavg → fedbn 4, silobn → fedbn 2);")
+    assert said.startswith("n differs (fedavg → silobn 2, fedavg → fedbn 4, silobn → fedbn 2). ")
 
 
 def test_a_line_of_fewer_repetitions_says_so_and_a_method_without_numbers_is_left_out() -> None:
@@ -61,9 +61,9 @@ def test_a_line_of_fewer_repetitions_says_so_and_a_method_without_numbers_is_lef
         ("a", 2), ("b", 3), ("mean", 2),
     ]  # fmt: skip
     said = explanation(found)
-    named = "fewer at fedavg → fedbn a 2, fedavg → fedbn mean 2; paired t-tests"
+    named = "fewer at fedavg → fedbn a 2, fedavg → fedbn mean 2. Paired t-tests."
     assert said.startswith(f"n = 3 seeds (0, 1, 2), {named}")
-    assert "with n = 2 an interval" in said
+    assert "With n = 2 an interval" in said
     mean = "no number, and in no mean: test accuracy of"
     assert [text for text in found.remarks if text.startswith(mean)] == [
         f"{mean} a (fedavg seed 0, fedbn seed 0)",
@@ -136,9 +136,28 @@ def test_splits_are_repetitions_with_the_correction_they_need() -> None:
     expected = paired([3.0, 1.0, 4.0], overlap=0.25)
     assert pair.lines[0].test.p == pytest.approx(expected.p)
     assert pair.lines[0].test.high == pytest.approx(expected.high)
-    assert "an interval reaches at least 2.5 standard deviations" in explanation(compare(run, run))
+    said = explanation(compare(run, run))
+    assert "an interval reaches at least this many standard deviations" in said
+    assert "to each side: 2.5 at a client, 2.5 in the mean" in said
     by_share = Side("A", records, {"data": {"test_share": 0.5}})
     assert compare(by_share, by_share).pairs[0].lines[0].test.p > expected.p
+
+
+def test_methods_without_a_mean_are_compared_at_their_clients() -> None:
+    refused = [
+        record(None, "b", method=name, seed=seed, metric="refused")
+        for name in ("fedavg", "fedbn")
+        for seed in (0, 1)
+    ]
+    accepted = {"fedavg": [0.5, 0.6], "fedbn": [0.6, 0.6]}
+    scores = [one for name, own in accepted.items() for one in side("A", name, a=own).records]
+    run = Side("A", [*scores, *refused])
+    found = compare(run, run)
+    assert [line.client for line in found.pairs[0].lines] == ["a"]
+    said = explanation(found)
+    assert "adjusted for 1 comparison of a client (Bonferroni)" in said
+    assert said.endswith("to each side: 9.0 at a client.")
+    assert "every update of b was rejected" in found.remarks[0]
 
 
 def test_only_seeds_that_both_have_are_paired() -> None:

@@ -105,6 +105,21 @@ def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
     assert grouped(found) == ("one", "two (fedbn seed 3)")
 
 
+def test_a_warning_of_every_round_is_one_warning_of_a_report() -> None:
+    jobs = [("fedavg", "default", 0), ("fedbn", "default", 0)]
+    found = [
+        RunWarning(f"round {number}: b: it diverged: lower training.lr (0.1) (norm {number})", job)
+        for number in range(1, 301)
+        for job in jobs
+    ]
+    found.insert(5, RunWarning("round 2: c: it raised an error", jobs[1]))
+    assert grouped(found) == (
+        "b: it diverged: lower training.lr (0.1) (norm 1) (in 300 rounds, the first is 1; "
+        "fedavg seed 0, fedbn seed 0)",
+        "round 2: c: it raised an error (fedbn seed 0)",
+    )
+
+
 def test_a_resumed_run_repeats_no_warning(tmp_path: Path) -> None:
     for _ in range(2):
         MessageStore(RunFolder(tmp_path)).add("warning", "slow", ("fedbn", "default", 0))

@@ -420,13 +420,19 @@ def explanation(found: Comparison) -> str:
         for pair, line in lines
         if line.test.repetitions < len(pair.repetitions)
     ]
-    parts = [n + f", fewer at {listed(fewer)}" * bool(fewer) + "; paired t-tests"]
+    n += f", fewer at {listed(fewer)}" if fewer else ""
+    tests = "Paired t-tests"
     if axis == "split":
-        parts[0] += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
-    held = f"all {counted(clients, 'line')} of clients at once, and apart from these for"
-    parts.append(f"intervals and p hold for {held} {counted(means, 'mean')} (Bonferroni)")
-    parts.append("better and worse: the interval leaves 0 out")
-    parts.append("detectable: the difference that so many show in four of five cases")
+        tests += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
+    compared = counted(clients, "comparison of a client", "comparisons of clients")
+    apart = f", and separately for {counted(means, 'mean')}" if means else ""
+    parts = [
+        n,
+        tests,
+        f"Intervals and p are adjusted for {compared}{apart} (Bonferroni)",
+        "'better' and 'worse': the interval excludes 0",
+        "'detectable': the difference that this many repetitions find in four of five cases",
+    ]
     if count < FEWEST:
         alike = count == max(line.test.repetitions for _, line in lines)
         few = counted(count, axis) if alike else f"fewer than {counted(FEWEST, axis)}"
@@ -435,13 +441,14 @@ def explanation(found: Comparison) -> str:
             "are needed"
         )
     if count > 1:
-        wide = [half_width(count, family) for family in (clients, means)]
+        bound = "at least " if axis == "split" else ""
+        widths = [f"{half_width(count, clients):.1f} at a client"] if clients else []
+        widths += [f"{half_width(count, means):.1f} in the mean"] if means else []
         parts.append(
-            f"with n = {count} an interval reaches {'at least ' if axis == 'split' else ''}"
-            f"{wide[0]:.1f} standard deviations of the difference to each side at a client, "
-            f"{wide[1]:.1f} in the mean"
+            f"With n = {count} an interval reaches {bound}this many standard deviations of the "
+            f"difference to each side: {', '.join(widths)}"
         )
-    return "; ".join(parts) + "."
+    return ". ".join(parts) + "."
 
 
 def _cells(line: Line, form: str) -> tuple[str, ...]:

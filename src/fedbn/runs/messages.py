@@ -5,8 +5,9 @@ A warning is stored once per job, however often a run is resumed.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -60,19 +61,37 @@ def warnings_of_job(folder: RunFolder, job: Job) -> tuple[str, ...]:
 
 
 def grouped(warnings: Iterable[RunWarning]) -> tuple[str, ...]:
-    """Return each text once, with the jobs that it concerns.
+    """Return each text once, with the jobs and the rounds that it concerns.
 
     Examples:
         >>> jobs = [("fedbn", "default", seed) for seed in (0, 1)]
         >>> grouped([RunWarning("slow"), *(RunWarning("diverged", job) for job in jobs)])
         ('slow', 'diverged (fedbn seed 0, fedbn seed 1)')
+        >>> grouped(RunWarning(f"round {number}: a: diverged (norm {number})") for number in (3, 7))
+        ('a: diverged (norm 3) (in 2 rounds, the first is 3)',)
     """
-    jobs: dict[str, list[str]] = {}
+    alike: dict[str, list[RunWarning]] = {}
     for one in warnings:
-        jobs.setdefault(one.text, []).append(one.job_name)
-    return tuple(
-        text if "" in names else f"{text} ({listed(names, 6)})" for text, names in jobs.items()
-    )
+        found = _OF_A_ROUND.fullmatch(one.text)
+        alike.setdefault(one.text if found is None else found["cause"], []).append(one)
+    return tuple(_summary(some) for some in alike.values())
+
+
+# The last brackets have numbers that differ from round to round.
+_OF_A_ROUND = re.compile(r"round (?P<round>\d+): (?P<cause>.*?)(?: \([^()]*\))?", re.DOTALL)
+
+
+def _summary(warnings: Sequence[RunWarning]) -> str:
+    """Return one text for warnings that tell the same of several jobs or rounds."""
+    text, facts = warnings[0].text, []
+    rounds = {int(found["round"]) for one in warnings if (found := _OF_A_ROUND.match(one.text))}
+    if len(rounds) > 1:
+        text = text.partition(": ")[2]
+        facts.append(f"in {len(rounds)} rounds, the first is {min(rounds)}")
+    names = list(dict.fromkeys(one.job_name for one in warnings))
+    if "" not in names:
+        facts.append(listed(names, 6))
+    return f"{text} ({'; '.join(facts)})" if facts else text
 
 
 class MessageStore:

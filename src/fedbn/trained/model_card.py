@@ -13,6 +13,7 @@ from fedbn.core.federation import Targets
 from fedbn.core.state import Entry, entries
 from fedbn.errors import DamagedRun
 from fedbn.runs.folder import RunFolder
+from fedbn.runs.messages import RunWarning, grouped
 from fedbn.text import harmless, table
 from fedbn.trained.trained_run import Trained
 
@@ -53,10 +54,15 @@ def model_card(trained: Trained, facts: Facts, agreement: Facts, file: str, size
         local=method.local(found),
         verb=_VERB.get(trained.plan.task.targets, "Classify"),
         remarks=trained.plan.federation.remarks,
-        warnings=[w for w in trained.warnings if w not in trained.plan.federation.remarks],
+        warnings=grouped(map(RunWarning, _without_remarks(trained))),
         agreement=agreement,
         quoted=json.dumps(file, ensure_ascii=False),
     )
+
+
+def _without_remarks(trained: Trained) -> list[str]:
+    """Return the warnings of a run that its data's description does not have already."""
+    return [text for text in trained.warnings if text not in trained.plan.federation.remarks]
 
 
 def _identity(trained: Trained, facts: Facts, file: str, size: int) -> list[tuple[str, Any]]:

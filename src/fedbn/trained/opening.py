@@ -32,6 +32,7 @@ from fedbn.runs.folder import RunFolder, without_checkpoints
 from fedbn.runs.messages import warnings_of_job
 from fedbn.runs.metrics import read
 from fedbn.tasks.making import GivenMetric, TaskChoice
+from fedbn.text import listed
 from fedbn.trained import local_parts
 from fedbn.trained.trained_run import Trained
 
@@ -120,7 +121,14 @@ def open_run(
     records = tuple(Record(**record) for record in read(folder.job(*job.key) / "metrics.jsonl"))
     sites = local_parts.find(folder, *job.key)
     warnings = warnings_of_job(folder, job.key)
-    return Trained(plan, state, records, folder.path, sites, loader, facts, warnings)
+    opened = Trained(plan, state, records, folder.path, sites, loader, facts, warnings)
+    if names := opened.rejected:
+        learned = "its model" if len(names) == 1 else "their models"
+        notes(
+            f"every update of {listed(names)} was rejected: {learned} learned nothing from the "
+            "data there"
+        )
+    return opened
 
 
 def _loader(
