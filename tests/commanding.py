@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,6 +213,11 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str] | None = 
 def records(file: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def with_running_statistics(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the records of scores with running statistics."""
+    return [record for record in found if record["statistics"] == "running"]
 
 
 def bits(run: Path) -> dict[str, bytes]:

@@ -217,7 +217,7 @@ def _in_memory(job: Job, planner: Planner, workers: int, hear: Listener) -> Resu
         if event.kind == "note" and event.level == "warning":
             texts.append(event.text)
 
-    run_plan(plan, memory, keep_warning, hear, workers=workers)
+    run_plan(plan, memory, keep_warning, hear, workers=workers, reported=memory.reported)
     assert memory.state is not None
     warnings = tuple(dict.fromkeys(texts))
     return Result(plan, memory.state, tuple(memory.records), None, warnings=warnings)

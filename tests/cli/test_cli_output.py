@@ -16,7 +16,7 @@ import typer
 
 import fedbn
 import fedbn.methods
-from commanding import SOURCE, Processes, call, records, write_sites
+from commanding import SOURCE, Processes, call, records, with_running_statistics, write_sites
 from fedbn import registry
 from fedbn.cli.main import app
 
@@ -65,7 +65,7 @@ def test_version() -> None:
 def test_python_m_and_completion(processes: Processes, tmp_path: Path) -> None:
     answer = processes.run("--version", cwd=tmp_path)
     assert (answer.code, answer.err) == (0, "")
-    words = {"_FEDBN_COMPLETE": "complete_bash", "COMP_WORDS": "fedbn res", "COMP_CWORD": "1"}
+    words = {"_FEDBN_COMPLETE": "complete_bash", "COMP_WORDS": "fedbn resu", "COMP_CWORD": "1"}
     answer = processes.run(cwd=tmp_path, env=words)
     assert (answer.code, answer.out.split(), answer.err) == (0, ["resume"], "")
     script = processes.run(cwd=tmp_path, env={"_FEDBN_COMPLETE": "source_bash"})
@@ -142,7 +142,8 @@ def test_results_on_stdout_messages_on_stderr(sites: Path, tmp_path: Path) -> No
     asked += ("--workers", 1, "--out", tmp_path / "out")
     answer = call("run", "--data", sites, *asked, pictures=True)
     assert answer.code == 0
-    head, row = answer.out.splitlines()
+    head, row, batch, _explanation = answer.out.splitlines()
+    assert batch.startswith("fedbn, batch statistics ")
     assert head.split() == ["test", "accuracy,", "%", "a", "b", "mean"]
     assert row.startswith("fedbn ")
     assert row.count("±") == 3
@@ -156,14 +157,18 @@ def test_json_for_a_program(finished: Path) -> None:
     found = json.loads(answer.out)
     assert found["folder"] == str(finished)
     assert found["seeds"] == [0]
-    assert [row["method"] for row in found["rows"]] == ["fedavg", "fedbn"]
-    last = [r for r in records(finished / "metrics.jsonl") if r["round"] == 3]
+    assert [row["method"] for row in found["rows"]] == [
+        *["fedavg"] * 3, *["fedbn"] * 2
+    ]  # fmt: skip
+    every = with_running_statistics(records(finished / "metrics.jsonl"))
+    last = [r for r in every if r["round"] == 3]
     scores = {
         r["client"]: 100 * r["value"]
         for r in last
         if (r["method"], r["split"], r["metric"]) == ("fedbn", "test", "accuracy")
     }
-    shown = found["rows"][1]["accuracy"]
+    (row,) = (r for r in found["rows"] if (r["method"], r["statistics"]) == ("fedbn", "running"))
+    shown = row["accuracy"]
     assert {client: shown[client]["mean"] for client in "ab"} == scores
     assert shown["mean"]["mean"] == sum(scores.values()) / 2
     assert shown["mean"]["std"] is None

@@ -14,7 +14,7 @@ from fedbn.core.federation import Federation
 from fedbn.core.metric import first_metric
 from fedbn.core.replica import Replica, Speedups
 from fedbn.core.rounds import Refusal
-from fedbn.core.scoring import pieces_of, put_together, score_client, score_pieces
+from fedbn.core.scoring import ClientScores, pieces_of, put_together, score_client, score_pieces
 from fedbn.methods.paper import fedbn
 from tiny import done, federation, plan
 
@@ -42,7 +42,9 @@ def test_pieces_scored_by_two_models_give_what_one_gives(vectors: Federation, sm
         score_pieces(made, one, client, pieces[:3], state),
         score_pieces(made, other, client, pieces[3:], state),
     ]
-    assert put_together(made, client, halves, state.round) == score_client(made, one, client, state)
+    together = put_together(made, client, halves, state.round)
+    assert isinstance(together, ClientScores)
+    assert together.records == score_client(made, one, client, state)
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commanding import bits, call, newest, records, write_sites
+from commanding import bits, call, newest, records, with_running_statistics, write_sites
 from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, TooFewClients
 from fedbn.experiments import process_pool
 from fedbn.experiments.jobs import Event
@@ -81,7 +81,7 @@ def test_a_run_from_before_last_batch_existed_resumes_with_kept_batches(
 def test_the_validation_split_is_held_out_of_training(sites: Path, tmp_path: Path) -> None:
     asked = ("--method", "fedbn", "--set", "evaluation.validation=0.25", "--out", tmp_path / "out")
     assert call("run", "--data", sites, *SMALL, *asked).code == 0
-    found = records(tmp_path / "out" / "metrics.jsonl")
+    found = with_running_statistics(records(tmp_path / "out" / "metrics.jsonl"))
     accuracy = {
         split: [r["value"] for r in found if (r["split"], r["metric"]) == (split, "accuracy")]
         for split in ("train", "valid", "test")
@@ -97,7 +97,7 @@ def test_the_best_round_is_the_best_on_validation_data(sites: Path, tmp_path: Pa
     asked += ("--set", "evaluation.validation=0.25", "--set", "evaluation.report=best")
     answer = call("run", "--data", sites, *asked, "--out", tmp_path / "out")
     assert answer.code == 0
-    found = records(tmp_path / "out" / "metrics.jsonl")
+    found = with_running_statistics(records(tmp_path / "out" / "metrics.jsonl"))
 
     def mean(round: int, split: str) -> float:
         values = [

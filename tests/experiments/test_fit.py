@@ -40,7 +40,8 @@ def test_fit_is_the_command(finished: Path, sites: Path, tmp_path: Path) -> None
 def test_arrays_as_objects_are_arrays_as_files(finished: Path) -> None:
     result = fedbn.fit(given("a", "b"), "mlp", fedbn.fedbn(), rounds=3, seed=0)
     assert result.folder is None
-    last = [r for r in result.records if (r.round, r.split, r.metric) == (3, "test", "accuracy")]
+    asked = (3, "test", "accuracy", "running")
+    last = [r for r in result.records if (r.round, r.split, r.metric, r.statistics) == asked]
     assert result.accuracy() == {r.client: r.value for r in last}
     saved = shared_in(newest(finished))
     assert all(value.equal(saved[name]) for name, value in result.state.shared.state.items())

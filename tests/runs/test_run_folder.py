@@ -31,7 +31,8 @@ def test_the_layout_is_the_documented_one(finished: Path) -> None:
     expected.add("run.log")
     for method in ("fedavg", "fedbn"):
         job = f"checkpoints/{method}/default/seed-0"
-        expected |= {f"{job}/metrics.jsonl"}
+        expected |= {f"{job}/{name}" for name in ("metrics.jsonl", "outcomes.safetensors")}
+        expected.add(f"{job}/evaluated.json")
         expected |= {f"{job}/round-{n:06d}/{file}" for n in (2, 3) for file in ROUND}
     assert found == expected
 

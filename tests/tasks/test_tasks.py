@@ -306,7 +306,8 @@ def test_the_recorded_loss_is_the_weighted_one_in_whatever_order_samples_lie(wei
     with torch.no_grad():
         outputs = run.model("a").eval()(torch.tensor(x))
     whole = functional.cross_entropy(outputs, torch.tensor(y), torch.tensor(weights))
-    found = [r.value for r in run.records if (r.client, r.metric) == ("a", "loss")]
+    asked = ("a", "loss", "running")
+    found = [r.value for r in run.records if (r.client, r.metric, r.statistics) == asked]
     assert found == pytest.approx([float(whole)] * 2, rel=1e-4)
 
 

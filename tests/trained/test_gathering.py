@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commanding import newest
+from commanding import newest, with_running_statistics
 from fedbn.errors import ConfigError
 from fedbn.report.reading import gather
 from fedbn.trained.opening import open_run
@@ -35,7 +35,7 @@ def test_a_confusion_agrees_with_the_recorded_accuracy(finished):
     found = gather(finished)
     last = {
         r["client"]: r["value"]
-        for r in found.records
+        for r in with_running_statistics(found.records)
         if (r["method"], r["split"], r["metric"], r["round"]) == ("fedbn", "test", "accuracy", 3)
     }
     right = {c.client: c.counts.trace() / c.counts.sum() for c in found.facts.confusions}

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import fedbn
-from commanding import Answer, arrays, call, records
+from commanding import Answer, arrays, call, records, with_running_statistics
 from fedbn.trained.seen_samples import hashes_of, where_seen
 from fedbn.trained.trained_run import Trained
 
@@ -51,7 +51,7 @@ def test_only_new_samples_of_a_mixture_are_scored(finished: Path, tmp_path: Path
     assert alone.out.splitlines()[-1] == f"{value} (8 samples)"
     recorded = {
         r["client"]: r["value"]
-        for r in records(finished / "metrics.jsonl")
+        for r in with_running_statistics(records(finished / "metrics.jsonl"))
         if (r["method"], r["split"], r["metric"], r["round"]) == ("fedbn", "test", "accuracy", 3)
     }
     assert value == f"accuracy {100 * recorded['a']:.1f} %"

@@ -42,6 +42,7 @@ _COMMANDS = {
         "run": "run",
         "resume": "training",
         "merge": "training",
+        "rescore": "training",
         "reproduce": "reproduce",
         "predict": "predict",
         "adapt": "adapt",

@@ -19,6 +19,7 @@ from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, Showing, emit, print_table, print_text, say
 from fedbn.cli.live_view import LiveView
 from fedbn.cli.progress import Lines, Stopper
+from fedbn.core.statistics_kinds import kind_of_statistics
 from fedbn.errors import ConfigError, Interrupted, NeverAccepted
 from fedbn.experiments.configuration import (
     allow_typed,
@@ -30,6 +31,7 @@ from fedbn.experiments.jobs import to_all
 from fedbn.experiments.merging import check_checkpoints, grown, merge as merged, told
 from fedbn.experiments.planner import Planner, resolved
 from fedbn.experiments.process_pool import own_process
+from fedbn.experiments.rescoring import rescore as scored_again
 from fedbn.experiments.runner import prepare, start
 from fedbn.experiments.schema import Experiment
 from fedbn.results import figures
@@ -109,6 +111,37 @@ def merge(
     found = merged([RunFolder(run) for run in runs], RunFolder(out))
     say(*found.remarks, told(found))
     show(RunFolder(out), Showing(json, form, clients))
+
+
+@app.command(
+    epilog="Example: fedbn rescore runs/first --statistics exact   ·   docs/use.md explains them"
+)
+def rescore(
+    run: console.Run,
+    statistics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="BatchNorm statistics: running, local, exact or batch; may be repeated.",
+        ),
+    ] = None,
+    workers: console.Workers = None,
+    trust: console.Trust = None,
+    clients: console.Clients = "some",
+    form: console.TableForm = "text",
+    json: console.Json = False,
+) -> None:
+    """Score the models of a finished run again, with other BatchNorm statistics.
+
+    The weights stay as they are. The scores are added to the run's records.
+    """
+    folder = RunFolder(run)
+    experiment = held_experiment(folder)
+    _check_all_on_disk(folder, experiment, grows=False)
+    kinds = None if statistics is None else [kind_of_statistics(name) for name in statistics]
+    with folder.locked(), own_process():
+        scored_again(folder, experiment, kinds, workers=workers or 0, note=say)
+        show(folder, Showing(json, form, clients))
 
 
 def launch(folder: RunFolder, experiment: Experiment, *, showing: Showing, **how: Any) -> bool:

@@ -22,11 +22,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedbn.core.federation import AnySplit, Split
+from fedbn.core.federation import AnySplit, Split, merged_slices
 from fedbn.core.state import is_batchnorm
 from fedbn.errors import DataError, ModelError, blamed
 
+AVERAGED_BATCH = 128
+"""Samples of a batch of `average_statistics`."""
 CHUNK = 256
 _DISORDER = (
     "the model calls its BatchNorm layers in an order that depends on the samples, so their "
@@ -117,6 +120,50 @@ def estimate_statistics(model: nn.Module, x: Tensor | AnySplit, chunk: int = CHU
     for layer in sweep.layers:
         if mine := [moments for known, moments in sweep.calls if known is layer]:
             _keep(layer, mine)
+
+
+@torch.no_grad()
+def average_statistics(
+    model: nn.Module, x: Tensor | AnySplit, batch_size: int = AVERAGED_BATCH
+) -> None:
+    """Give every BatchNorm layer the mean statistics of the batches of some data, in place.
+
+    This is one pass in training mode with cumulative averages (PreciseBN, Wu and Johnson 2021). It
+    costs less than exact statistics, and depends on the size and the order of the batches. Samples
+    left over join the last batch. Everything but BatchNorm is in evaluation mode. The affine and
+    all weights stay as they are.
+
+    Examples:
+        >>> layer = nn.BatchNorm1d(1)
+        >>> average_statistics(layer, torch.tensor([[1.0], [3.0], [2.0], [8.0]]), batch_size=2)
+        >>> layer.running_mean.tolist(), layer.running_var.tolist()
+        ([3.5], [10.0])
+    """
+    if len(x) < 2:
+        raise DataError(f"{len(x)} sample(s): statistics need at least 2")
+    layers = [layer for layer in tracked_norms(model) if isinstance(layer, _BatchNorm)]
+    if len(layers) < len(tracked_norms(model)):
+        raise ModelError("batch statistics need torch's own BatchNorm layers")
+    data = Split(x, torch.zeros(len(x), dtype=torch.int64)) if isinstance(x, Tensor) else x
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None
+            layer.train()
+        for batch, _ in data.stream(merged_slices(0, len(data), batch_size, least=batch_size)):
+            with blamed(ModelError, "the model fails"):
+                model(batch)
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            layer.eval()
+
+
+def exact_passes(model: nn.Module, largest: int) -> float:
+    """Return how many whole passes over the data `estimate_statistics` costs, about."""
+    return 1 if largest <= CHUNK else 1 + len(tracked_norms(model)) / 2
 
 
 def _pass(model: nn.Module, data: AnySplit, chunk: int, sweep: _Sweep) -> bool:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from fedbn.core import rounds, scoring
 from fedbn.core.best_round import EarlyStop
@@ -25,9 +26,10 @@ from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Replica, Speedups
 from fedbn.core.rounds import Outcome, Record, Refusal, RunState
-from fedbn.core.scoring import Piece
+from fedbn.core.scoring import ClientScores, Piece
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
+from fedbn.core.statistics_kinds import StatisticsKind
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -109,6 +111,11 @@ class Crew(Protocol):
     ) -> tuple[list[Record], list[Refusal]]:
         """Score these clients' joined models; and say who could not be scored."""
 
+    def score_with(
+        self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
+    ) -> Iterable[ClientScores | Refusal]:
+        """Score these clients' joined models with one kind of BatchNorm statistics."""
+
     def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
         """Give clients that have not trained the local part they are scored with."""
 
@@ -181,6 +188,14 @@ class OneByOne:
             for client, own in zip(clients, loads, strict=True)
         )
 
+    def score_with(
+        self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
+    ) -> Iterable[ClientScores | Refusal]:
+        """Score these clients' joined models with one kind of BatchNorm statistics."""
+        return self._pool.ordered(
+            lambda rep, client: scoring.score_with(self._plan, rep, client, state, kind), clients
+        )
+
     def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
         """Give clients that have not trained the local part they are scored with."""
         return self._pool.ordered(lambda rep, one: measured_or_refused(rep, one, state), clients)
@@ -211,10 +226,12 @@ def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield load
 
 
-def told_apart(found: Iterable[list[Record] | Refusal]) -> tuple[list[Record], list[Refusal]]:
-    """Tell scores from who could not be scored."""
+def told_apart(
+    found: Iterable[ClientScores | Refusal],
+) -> tuple[list[Record], list[Refusal]]:
+    """Separate the scores of clients from the clients that could not be scored."""
     every = list(found)
-    records = [record for one in every if not isinstance(one, Refusal) for record in one]
+    records = [record for one in every if isinstance(one, ClientScores) for record in one.records]
     return records, [one for one in every if isinstance(one, Refusal)]
 
 
@@ -241,6 +258,16 @@ class RoundCost:
 
 
 @dataclass(frozen=True)
+class FinalEvaluation:
+    """The evaluation of the round that a job reports."""
+
+    round: int  # its number
+    statistics: tuple[StatisticsKind, ...]  # the BatchNorm statistics that clients were scored with
+    # by statistics, client and domain: which test samples were classified correctly, in their order
+    outcomes: Mapping[tuple[StatisticsKind, str, str], Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Round:
     """What a round gave."""
 
@@ -252,6 +279,7 @@ class Round:
     facts: Mapping[str, Any] = field(default_factory=dict)
     cost: RoundCost | None = None  # what it took, where that is counted
     files: Mapping[str, bytes] = field(default_factory=dict)  # further files of the job, by name
+    final: FinalEvaluation | None = None  # of the round that is reported, at the end
 
 
 class Engine(Protocol):
@@ -276,8 +304,14 @@ class Engine(Protocol):
     def round(self, state: RunState) -> Round:
         """Do the round that follows a state."""
 
-    def finish(self, state: RunState, early: EarlyStop | None = None) -> Round:
-        """After the last round: what is still owed of it; nothing counts that follows `early`."""
+    def finish(self, state: RunState, reported: RunState, early: EarlyStop | None = None) -> Round:
+        """Evaluate once more, after the last round.
+
+        Args:
+            state: The state after the last round.
+            reported: The state of the round that is reported: the last, or the best.
+            early: Why the run ended before its time; nothing counts that follows it.
+        """
 
     def close(self) -> None:
         """Let go of threads and memory."""
@@ -316,12 +350,52 @@ class EmbeddedEngine:
             state, scores, unscored = self._evaluated(state, here)
             records, refusals = records + scores, refusals + unscored
             notes += scoring.untrained_notes(plan, state.round, [*state.untrained])
+            for kind in plan.scored_statistics():
+                if kind != "running":
+                    found, faults, _ = self._scored_with(here, state, kind)
+                    records, notes = [*records, *found], notes + faults
         notes += [f"round {state.round}: {r.client}: {r.reason}" for r in refusals]
         return Round(state, records, notes)
 
-    def finish(self, state: RunState, early: EarlyStop | None = None) -> Round:
-        """Every round has its scores already."""
-        return Round(state)
+    def finish(self, state: RunState, reported: RunState, early: EarlyStop | None = None) -> Round:
+        """Score the reported round with every kind of BatchNorm statistics that is asked for."""
+        return self.evaluate(state, reported, self.plan.scored_statistics(final=True))
+
+    def evaluate(
+        self, state: RunState, reported: RunState, kinds: tuple[StatisticsKind, ...]
+    ) -> Round:
+        """Score one round with some kinds of BatchNorm statistics; its rounds are all done.
+
+        Scores with running statistics are not recorded again where the round has them.
+        """
+        if not kinds:
+            return Round(state)
+        records: list[Record] = []
+        notes: list[str] = []
+        outcomes: dict[tuple[StatisticsKind, str, str], Tensor] = {}
+        for kind in kinds:
+            scores, faults, found = self._scored_with(self._clients, reported, kind)
+            notes += faults
+            outcomes |= found
+            if kind not in self.plan.scored_statistics():
+                records += scores
+        return Round(state, records, notes, final=FinalEvaluation(reported.round, kinds, outcomes))
+
+    def _scored_with(
+        self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
+    ) -> tuple[list[Record], list[str], dict[tuple[StatisticsKind, str, str], Tensor]]:
+        """Return records, warnings and outcomes of clients; a score that failed is null."""
+        records: list[Record] = []
+        notes: list[str] = []
+        outcomes: dict[tuple[StatisticsKind, str, str], Tensor] = {}
+        for client, found in zip(clients, self._crew.score_with(clients, state, kind), strict=True):
+            if isinstance(found, Refusal):
+                notes.append(f"{kind} statistics of {client.name}: {found.reason}")
+                records += rounds.missing_scores(self.plan, state.round, client, kind)
+            else:
+                records += found.records
+                outcomes |= {(kind, *place): hits for place, hits in found.outcomes.items()}
+        return records, notes, outcomes
 
     def close(self) -> None:
         """End the threads."""

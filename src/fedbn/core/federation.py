@@ -440,3 +440,18 @@ def all_targets(split: AnySplit, read: bool = False) -> Tensor:
         return split.y
     parts = [slice(begin, begin + _READ) for begin in range(0, len(split), _READ)]
     return torch.cat([y for _, y in split.stream(parts)])
+
+
+def merged_slices(start: int, stop: int, size: int, least: int) -> list[slice]:
+    """Cut a range into pieces of a size; a last piece below `least` joins the one before it.
+
+    Examples:
+        >>> merged_slices(0, 10, 4, least=4)
+        [slice(0, 4, None), slice(4, 10, None)]
+        >>> merged_slices(0, 3, 4, least=4)
+        [slice(0, 3, None)]
+    """
+    begins = list(range(start, stop, size))
+    if len(begins) > 1 and stop - begins[-1] < least:
+        begins.pop()
+    return [slice(a, b) for a, b in zip(begins, [*begins[1:], stop], strict=True)]

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedbn.core import own_statistics
 from fedbn.core.aggregation import Mean
+from fedbn.core.bn_statistics import exact_passes, tracked_norms
 from fedbn.core.federation import Client, Federation, Targets, targets_of
 from fedbn.core.method import Method, Weighting
 from fedbn.core.pass_tracing import mark, traced
@@ -22,6 +24,7 @@ from fedbn.core.rule import ModelParts, declared, word_of
 from fedbn.core.schedule import rates
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import Kind, entries, is_batchnorm, unwrap, uses_batch_statistics
+from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Loss, Task, check_loss, check_targets, measure
 from fedbn.core.user_code import contained
 from fedbn.errors import ConfigError, ModelError, blamed, reason
@@ -127,6 +130,7 @@ _FEW = 8
 _UNEQUAL = 2
 _SHOWN = 5
 _TRIED = 64  # samples that metrics are tried on
+_WORTH_EXACT = 0.05  # the share of a run that exact statistics may cost unless they are asked for
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,10 @@ class Plan:
     once, under the seed. Clients are scored every `evaluate_every` rounds: those that take part, or
     all (`score_all`), as at the end; on training data too where `score_train` says so. The engine
     trains clients one by one (`plain`), or small dense models in stacks (`batched`).
+
+    `statistics` are the BatchNorm statistics that clients are scored with in every scored round.
+    `final_statistics` are those of the round that is reported: none if empty, and if None all that
+    are worth their cost. What a model or a method does not have is left out (`scored_statistics`).
     """
 
     method: Method
@@ -150,6 +158,8 @@ class Plan:
     score_train: bool = True
     task: Task = CLASSIFICATION
     engine: Literal["plain", "batched"] = "plain"
+    statistics: tuple[StatisticsKind, ...] = ("running",)
+    final_statistics: tuple[StatisticsKind, ...] | None = ()
 
     def __post_init__(self) -> None:
         if self.method.share.has_role:
@@ -182,6 +192,48 @@ class Plan:
         """Whether clients keep BatchNorm statistics of their own."""
         local = self.method.local(entries(self.initial_model))
         return any(entry.kind is Kind.BN_STATISTIC for entry in local)
+
+    @cached_property
+    def keeps_statistics(self) -> bool:
+        """True if clients keep running statistics of their own for scoring only."""
+        asked = ("local",) if self.final_statistics is None else self.final_statistics
+        if "local" not in (*self.statistics, *asked) or self.method.pooled:
+            return False
+        return self.averages_statistics and own_statistics.can_follow(
+            self.initial_model, _sample(self.federation)
+        )
+
+    @cached_property
+    def averages_statistics(self) -> bool:
+        """True if the server averages BatchNorm statistics."""
+        shared = self.method.shared(entries(self.initial_model))
+        return any(entry.kind is Kind.BN_STATISTIC for entry in shared)
+
+    def scored_statistics(self, final: bool = False) -> tuple[StatisticsKind, ...]:
+        """Return the BatchNorm statistics that clients are scored with, as far as they exist."""
+        asked: Sequence[StatisticsKind] = self.statistics
+        if final and self.final_statistics is not None:
+            asked = self.final_statistics
+        elif final:
+            exact = self.exact_share <= _WORTH_EXACT
+            asked = ("running", "local", "exact" if exact else "batch")
+        if not tracked_norms(self.initial_model):
+            return tuple(kind for kind in asked if kind == "running")
+        return tuple(kind for kind in asked if kind != "local" or self.keeps_statistics)
+
+    @cached_property
+    def exact_share(self) -> float:
+        """The cost of exact statistics, as a share of the cost of training, about.
+
+        A pass without gradients costs a third of a pass with them. The estimate is made of counts
+        and not of time, so that it is the same on every machine.
+        """
+        training = self.training
+        epochs: float = training.local_epochs
+        if training.local_steps is not None:
+            epochs = training.local_steps / len(training.sizes(self.largest))
+        trained = 3 * training.rounds * epochs * training.participation
+        return exact_passes(self.initial_model, self.largest) / trained
 
     @cached_property
     def largest(self) -> int:

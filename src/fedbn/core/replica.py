@@ -18,6 +18,7 @@ from torch import nn
 from fedbn.core.bn_folding import FoldedModel
 from fedbn.core.local_training import Passes
 from fedbn.core.method import Method
+from fedbn.core.own_statistics import statistics_of
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.randomness import seeded
 from fedbn.core.rule import ROUNDS, Remembered
@@ -77,7 +78,7 @@ class Replica:
             if isinstance(holder, dict)  # a scripted module's cannot be changed
         ]
         self._attributes = Attributes(self.model, habits.keeps)
-        self._scoring: tuple[Pack, Pack] | None = None
+        self._scoring: tuple[Pack, Pack, Pack | None] | None = None
         # What is in no state_dict must not pass from one client to the next.
         self._passing = [
             (module._buffers, name, copy.deepcopy(module._buffers[name]))
@@ -103,6 +104,16 @@ class Replica:
         if self._used and self.local.state[ROUNDS.name]:
             for tensor, value in self._used:
                 tensor.data.copy_(value)
+
+    @property
+    def statistics(self) -> Pack:
+        """A copy of the BatchNorm statistics that the model has now."""
+        return statistics_of(self.model)
+
+    def set_statistics(self, statistics: Pack) -> None:
+        """Replace the BatchNorm statistics of the model until a client is loaded again."""
+        for name, value in statistics.state.items():
+            self.tensors[name].data.copy_(value)
 
     def forget(self) -> None:
         """Become a client whose rules remember nothing yet."""
@@ -163,16 +174,19 @@ class Replica:
             if tensor.data_ptr() != view.data_ptr():
                 tensor.data = view
 
-    def scoring_model(self, shared: Pack, local: Pack) -> nn.Module:
+    def scoring_model(self, shared: Pack, local: Pack, statistics: Pack | None = None) -> nn.Module:
         """Become this client, to be scored: folded where that is possible.
 
-        A client is scored in pieces; from the second one on there is nothing to load.
+        `statistics` take the place of the model's BatchNorm statistics. A client is scored in
+        pieces; from the second one on there is nothing to load.
         """
-        held = self._scoring
-        same = held is not None and held[0] is shared and held[1] is local
+        held, asked = self._scoring, (shared, local, statistics)
+        same = held is not None and all(a is b for a, b in zip(held, asked, strict=True))
         if not same or self.habits.scoring:
             self.use(shared, local)
+            if statistics is not None:
+                self.set_statistics(statistics)
             if self.folded is not None:
                 self.folded.refresh()
-            self._scoring = (shared, local)
+            self._scoring = asked
         return self.model if self.folded is None else self.folded

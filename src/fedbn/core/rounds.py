@@ -7,6 +7,7 @@ steps), which updates count, and the numbers that a round gives.
 from __future__ import annotations
 
 import logging
+import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,14 @@ from torch import Tensor
 from fedbn.core.aggregation import Weighted
 from fedbn.core.federation import Client, Split, Targets, targets_of
 from fedbn.core.local_training import ClientWork, local_train
+from fedbn.core.own_statistics import following, statistics_of
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
 from fedbn.core.randomness import drawn, generator, number, seeded
 from fedbn.core.replica import Replica
 from fedbn.core.rule import Asked, ClientRound, Memories, Rule, Trained, word_of, wrapped
 from fedbn.core.state import Entry, State, entries
-from fedbn.core.statistics_kinds import RUNNING
+from fedbn.core.statistics_kinds import RUNNING, StatisticsKind
 from fedbn.core.user_code import Habits, contained, habits
 from fedbn.errors import DataError, FedbnError, TooFewClients, reason
 
@@ -50,6 +52,8 @@ class RunState:
         memory: What the server remembers: the tensors of its optimiser, and those of rules.
         untrained: Of clients whose BatchNorm has seen no data, because no update of theirs was ever
             accepted, the local part they are scored and used with; they train from `local`.
+        own_statistics: Running statistics that each client keeps for scoring only, where the
+            method averages them; empty if none are kept.
     """
 
     round: int
@@ -57,6 +61,7 @@ class RunState:
     local: Mapping[str, Pack]
     memory: State = field(default_factory=dict)
     untrained: Mapping[str, Pack] = field(default_factory=dict)
+    own_statistics: Mapping[str, Pack] = field(default_factory=dict)
 
     def scored_with(self, client: str) -> Pack:
         """The local part that a client is scored and used with."""
@@ -72,6 +77,7 @@ class Update:
     local: Pack
     loss: float
     near: bool = False
+    own_statistics: Pack | None = None  # those that the client keeps for scoring only
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ class Report:
 
     losses: dict[str, float] = field(default_factory=dict)
     local: dict[str, Pack] = field(default_factory=dict)
+    own_statistics: dict[str, Pack] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
 
 
@@ -114,7 +121,10 @@ def initial_state(plan: Plan) -> RunState:
     shared, local = started(method.shared(found)), started(method.local(found))
     parts = {client.name: local for client in plan.federation.clients}
     memory = {n: v.clone() for n, v in started(method.remembered(found, "server")).state.items()}
-    return RunState(0, shared, parts, memory, parts if plan.local_statistics else {})
+    own: dict[str, Pack] = {}
+    if plan.keeps_statistics:
+        own = dict.fromkeys(parts, statistics_of(model))
+    return RunState(0, shared, parts, memory, parts if plan.local_statistics else {}, own)
 
 
 def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Report]:
@@ -143,7 +153,8 @@ def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Repo
     changed, below = state.local.maps if isinstance(state.local, ChainMap) else ({}, state.local)
     local = ChainMap({**changed, **report.local}, cast(MutableMapping[str, Pack], below))
     untrained = {name: p for name, p in state.untrained.items() if name not in report.local}
-    return RunState(state.round + 1, shared, local, memory, untrained), report
+    own = {**state.own_statistics, **report.own_statistics}
+    return RunState(state.round + 1, shared, local, memory, untrained, own), report
 
 
 def participants(plan: Plan, round: int) -> tuple[Client, ...]:
@@ -165,6 +176,8 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         DataError: A sample that was read meanwhile cannot be trained on.
     """
     round = state.round + 1
+    kept = state.own_statistics.get(client.name)
+    own = None if kept is None else kept.clone()
 
     def train(asked: Asked) -> Trained:
         only = asked.stepped(replica.tensors)
@@ -180,7 +193,8 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
             plan.loss(client),
             replica.passes,
         )
-        with replica.trained_on(asked.on):
+        followed = own if asked.on is None else None
+        with replica.trained_on(asked.on), following(replica.model, followed):
             return local_train(work)
 
     replica.load(state.shared, state.local[client.name])
@@ -191,7 +205,8 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
         raise  # bad data stops a run, whoever's it is
     except Exception as error:
         return failure(client, "", error)
-    update = Update(client.name, replica.shared.clone(), replica.local.clone(), trained.loss)
+    shared, local = replica.shared.clone(), replica.local.clone()
+    update = Update(client.name, shared, local, trained.loss, own_statistics=own)
     return examined_after_training(plan, client, update, round)
 
 
@@ -296,6 +311,8 @@ def _accepted(
             continue
         report.losses[client.name] = outcome.loss
         report.local[client.name] = outcome.local
+        if outcome.own_statistics is not None:
+            report.own_statistics[client.name] = outcome.own_statistics
         yield Weighted(outcome.shared, weight)
 
 
@@ -381,6 +398,18 @@ def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
         for client in plan.federation.clients
         for metric, values in (("training_loss", report.losses), ("refused", refused))
         if client.name in values
+    ]
+
+
+def missing_scores(
+    plan: Plan, round: int, client: Client, statistics: StatisticsKind
+) -> list[Record]:
+    """Make records without a value, of a client's test scores that could not be computed."""
+    names = ("loss", *(metric.name for metric in plan.task.metrics))
+    return [
+        record(plan, round, client, "test", name, math.nan, domain, statistics)
+        for domain in client.tests
+        for name in names
     ]
 
 

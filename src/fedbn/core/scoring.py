@@ -7,19 +7,22 @@ few cores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from fedbn.core.bn_statistics import estimate_statistics
-from fedbn.core.federation import AnySplit, Client
+from fedbn.core.bn_statistics import average_statistics, estimate_statistics
+from fedbn.core.federation import AnySplit, Client, merged_slices
+from fedbn.core.metric import ACCURACY
+from fedbn.core.own_statistics import statistics_of, untrained
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, named
 from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, Refusal, RunState, failure, record
 from fedbn.core.state import uses_batch_statistics
+from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Loss, Task
 from fedbn.core.user_code import contained
 from fedbn.errors import DataError
@@ -33,11 +36,17 @@ class Score:
     metrics: Mapping[str, float]
 
     def records(
-        self, plan: Plan, round: int, client: Client, split: str, domain: str
+        self,
+        plan: Plan,
+        round: int,
+        client: Client,
+        split: str,
+        domain: str,
+        statistics: StatisticsKind = "running",
     ) -> list[Record]:
         """Make a record of each number."""
         return [
-            record(plan, round, client, split, metric, value, domain)
+            record(plan, round, client, split, metric, value, domain, statistics)
             for metric, value in {"loss": self.loss, **self.metrics}.items()
         ]
 
@@ -65,21 +74,6 @@ def parts(data: AnySplit, by_batch: bool = False) -> list[slice]:
     if by_batch:
         return merged_slices(0, len(data), _PART, least=SCORED_BATCH)
     return [slice(i, min(i + _PART, len(data))) for i in range(0, len(data), _PART)]
-
-
-def merged_slices(start: int, stop: int, size: int, least: int) -> list[slice]:
-    """Cut a range into pieces of a size; a last piece below `least` joins the one before it.
-
-    Examples:
-        >>> merged_slices(0, 10, 4, least=4)
-        [slice(0, 4, None), slice(4, 10, None)]
-        >>> merged_slices(0, 3, 4, least=4)
-        [slice(0, 3, None)]
-    """
-    begins = list(range(start, stop, size))
-    if len(begins) > 1 and stop - begins[-1] < least:
-        begins.pop()
-    return [slice(a, b) for a, b in zip(begins, [*begins[1:], stop], strict=True)]
 
 
 def evaluation_batches(model: nn.Module, start: int, stop: int, size: int) -> list[slice]:
@@ -135,6 +129,16 @@ class Piece:
 
 
 Scored = list[PartScore] | Refusal
+Outcomes = Mapping[tuple[str, str], Tensor]
+"""By client and domain, which test samples were classified correctly, in their order."""
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """The scores of one client, and which of its test samples were classified correctly."""
+
+    records: list[Record]
+    outcomes: Outcomes = field(default_factory=dict)
 
 
 def splits_of(client: Client, train: bool = True) -> Iterator[tuple[str, str, AnySplit]]:
@@ -160,6 +164,28 @@ def measured(replica: Replica, client: Client, state: RunState) -> Pack:
     return replica.local.clone()
 
 
+def client_statistics(
+    plan: Plan, replica: Replica, client: Client, state: RunState, kind: StatisticsKind
+) -> Pack:
+    """Return the BatchNorm statistics that a client's model is scored with.
+
+    A client that keeps its own running statistics and has not trained yet has exact ones instead,
+    as it has where the method itself keeps them local.
+    """
+    if kind == "local":
+        kept = state.own_statistics[client.name]
+        if not untrained(kept, statistics_of(plan.initial_model)):
+            return kept
+    replica.use(state.shared, state.scored_with(client.name))
+    compute = average_statistics if kind == "batch" else estimate_statistics
+    with contained(), replica.seeds(0):
+        compute(replica.model, client.train)
+    found = replica.statistics
+    if name := found.unusable():
+        raise DataError(f"{kind} statistics of its training data have NaN or infinity in {name}")
+    return found
+
+
 def untrained_notes(plan: Plan, round: int, names: Sequence[str]) -> list[str]:
     """Say how many clients have not trained yet: when they are scored first, and at the end."""
     rounds = plan.training.rounds
@@ -181,9 +207,14 @@ def pieces_of(client: Client, train: bool = True, by_batch: bool = False) -> lis
 
 
 def score_pieces(
-    plan: Plan, replica: Replica, client: Client, pieces: Sequence[Piece], state: RunState
+    plan: Plan,
+    replica: Replica,
+    client: Client,
+    pieces: Sequence[Piece],
+    state: RunState,
+    statistics: Pack | None = None,
 ) -> Scored:
-    """Score some pieces of a client.
+    """Score some pieces of a client, with other BatchNorm statistics if they are given.
 
     An error there, unless of data, concerns this client's numbers only: it becomes a refusal.
     """
@@ -191,7 +222,8 @@ def score_pieces(
     try:
         with contained():
             for piece in pieces:
-                model = replica.scoring_model(state.shared, state.scored_with(client.name))
+                local = state.scored_with(client.name)
+                model = replica.scoring_model(state.shared, local, statistics)
                 where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
                 with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
                     data, loss = piece.data, plan.loss(client)
@@ -204,22 +236,31 @@ def score_pieces(
 
 
 def put_together(
-    plan: Plan, client: Client, found: Sequence[Scored], round: int
-) -> list[Record] | Refusal:
-    """Make a client's records of what its pieces gave, in their order."""
+    plan: Plan,
+    client: Client,
+    found: Sequence[Scored],
+    round: int,
+    statistics: StatisticsKind = "running",
+) -> ClientScores | Refusal:
+    """Return a client's scores from what its pieces gave, in their order."""
     every: list[PartScore] = []
     for one in found:
         if isinstance(one, Refusal):
             return one
         every += one
     records, left = [], iter(every)
+    outcomes: dict[tuple[str, str], Tensor] = {}
     try:
         for name, domain, data in splits_of(client, plan.score_train):
-            score = scored(plan.task, data, [next(left) for _ in parts(data, plan.by_batch)])
-            records += score.records(plan, round, client, name, domain)
+            own = [next(left) for _ in parts(data, plan.by_batch)]
+            score = scored(plan.task, data, own)
+            records += score.records(plan, round, client, name, domain, statistics)
+            if name == "test" and plan.task.metrics[:1] == (ACCURACY,):
+                hits = [kept.argmax(dim=1) == targets for _, kept, targets in own]
+                outcomes[client.name, domain] = torch.cat(hits).to(torch.uint8).cpu()
     except Exception as error:  # of a metric: this client's numbers only
         return failure(client, "cannot be scored: ", error)
-    return records
+    return ClientScores(records, outcomes)
 
 
 def score_client(
@@ -229,4 +270,20 @@ def score_client(
     found = score_pieces(
         plan, replica, client, pieces_of(client, plan.score_train, plan.by_batch), state
     )
-    return put_together(plan, client, [found], state.round)
+    scores = put_together(plan, client, [found], state.round)
+    return scores if isinstance(scores, Refusal) else scores.records
+
+
+def score_with(
+    plan: Plan, replica: Replica, client: Client, state: RunState, kind: StatisticsKind
+) -> ClientScores | Refusal:
+    """Score a client's joined model with one kind of BatchNorm statistics."""
+    pieces = pieces_of(client, plan.score_train, plan.by_batch)
+    statistics = None
+    if kind != "running":
+        try:
+            statistics = client_statistics(plan, replica, client, state, kind)
+        except Exception as error:
+            return failure(client, "", error)
+    found = score_pieces(plan, replica, client, pieces, state, statistics)
+    return put_together(plan, client, [found], state.round, kind)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from fedbn.errors import ConfigError, unknown
+
 StatisticsKind = Literal["running", "local", "exact", "batch"]
 """One kind of statistics:
 
@@ -18,3 +20,16 @@ StatisticsKind = Literal["running", "local", "exact", "batch"]
 """
 STATISTICS_KINDS: tuple[StatisticsKind, ...] = get_args(StatisticsKind)
 RUNNING: StatisticsKind = "running"
+
+
+def kind_of_statistics(name: str) -> StatisticsKind:
+    """Return the kind of statistics of a name that a user gave.
+
+    Examples:
+        >>> kind_of_statistics("exact")
+        'exact'
+    """
+    for kind in STATISTICS_KINDS:
+        if kind == name:
+            return kind
+    raise ConfigError(unknown("statistics", name, STATISTICS_KINDS))

@@ -22,7 +22,7 @@ from fedbn.experiments.environment import EVERY, changed_keys, facts_for
 from fedbn.experiments.jobs import Job, Key, axes, jobs, named_jobs, settings
 from fedbn.experiments.planner import data_marks, scores_all
 from fedbn.experiments.schema import Experiment
-from fedbn.runs import checkpoints, metrics
+from fedbn.runs import checkpoints, metrics, outcomes
 from fedbn.runs.folder import (
     RECORDS_ALONE,
     STOPPED,
@@ -87,10 +87,22 @@ def forget_ends(folder: RunFolder, todo: Iterable[Job]) -> None:
     for job in todo:
         file = folder.job(*job.key) / "metrics.jsonl"
         rows = metrics.read(file)
-        kept = _without_ends(rows, job, job.setting.experiment.training.total_rounds)
+        end = job.setting.experiment.training.total_rounds
+        kept = _without_ends(rows, job, end)
         if len(kept) < len(rows):
             file.with_name(STOPPED).unlink(missing_ok=True)  # patience is asked again
+        last = max((row["round"] for row in rows), default=0)
+        if last < end and not file.with_name(STOPPED).exists():
+            outcomes.forget(file.parent)
+            kept = without_final(kept, job)
+        if len(kept) < len(rows):
             write_atomically(file, _text(kept))
+
+
+def without_final(rows: Rows, job: Job) -> Rows:
+    """Leave out of a job's records what the evaluation of the reported round added."""
+    always = job.setting.experiment.evaluation.statistics
+    return [row for row in rows if row["statistics"] in always or row["metric"] in UNSCORED]
 
 
 def _without_ends(rows: Rows, job: Job, end: int) -> Rows:

@@ -79,7 +79,7 @@ class Planner:
             raise ConfigError(
                 f"training.min_clients = {least}: {federation.name} has {count} clients"
             )
-        plan = plan_of(job, federation, self._make_model, task=self._task)
+        plan = plan_of(job, federation, self._make_model, task=self._task, evaluates=True)
         if plan.clients_a_round < plan.updates_needed:  # sites of a federation may come later
             raise ConfigError(
                 f"{plan.method.name} needs at least {plan.updates_needed} clients a round, "
@@ -151,10 +151,12 @@ def plan_of(
     make_model: Callable[..., nn.Module] | None = None,
     device: str | None = None,
     task: TaskChoice | None = None,
+    evaluates: bool = False,
 ) -> Plan:
     """Make and check a job's plan for data that is split into training and validation already.
 
     What is given takes the place of what the configuration names; who trains nothing needs no GPU.
+    Only a plan that `evaluates` scores clients with other statistics than running ones.
     """
     experiment, pooled = job.setting.experiment, job.method.pooled
     chosen = {} if device is None else {"device": device}
@@ -171,6 +173,13 @@ def plan_of(
         score_train=experiment.evaluation.train,
         task=sources.task_of(experiment, federation, task),
     )
+    if evaluates:
+        final = experiment.evaluation.final_statistics
+        plan = replace(
+            plan,
+            statistics=tuple(experiment.evaluation.statistics),
+            final_statistics=None if final == "auto" else tuple(final),
+        )
     plan.check(experiment.method.allow_no_batchnorm)
     return plan
 

@@ -24,6 +24,7 @@ from fedbn.core.engine import EmbeddedEngine, Engine, Round, RoundCost, cores
 from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState
+from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.errors import DamagedRun, Interrupted
 from fedbn.experiments.environment import embedded_facts, environment_of, same_run
 from fedbn.experiments.jobs import Ahead, Event, Job, Key, Listener, jobs, to_all
@@ -33,7 +34,7 @@ from fedbn.experiments.process_pool import affordable, run_side_by_side
 from fedbn.experiments.run_log import RunLog
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.splits import write_splits
-from fedbn.runs import checkpoints, metrics
+from fedbn.runs import checkpoints, metrics, outcomes
 from fedbn.runs.folder import (
     STOPPED,
     RunFolder,
@@ -78,7 +79,14 @@ class Run:
             if experiment.evaluation.report == "best":  # once begun, the run knows its metric
                 begun = self.folder.config.exists()
                 best = first_metric(self.folder.read_environment()) if begun else ACCURACY
-            self.writers[job.key] = Writer(place, best, self.late_scores, Pace(every))
+            self.writers[job.key] = Writer(
+                place,
+                best,
+                self.late_scores,
+                Pace(every),
+                None if self.late_scores else tuple(experiment.evaluation.statistics),
+                evaluates=experiment.evaluation.final_statistics != [] and not self.late_scores,
+            )
         return self.writers[job.key]
 
     def save(self) -> None:
@@ -122,7 +130,8 @@ class Writer:
 
     What is not on disk yet is put there as a job ends, however it ends; `save` may be called from
     another thread. The best round by `best_by` is kept too; with `late_scores` a round's come with
-    the next one's answers.
+    the next one's answers. A job that `evaluates` has ended when its reported round was evaluated;
+    only records with these `statistics` belong to its rounds, all others to that evaluation.
     """
 
     def __init__(
@@ -131,8 +140,11 @@ class Writer:
         best_by: Metric | None = None,
         late_scores: bool = False,
         pace: Pace | None = None,
+        statistics: tuple[StatisticsKind, ...] | None = None,
+        evaluates: bool = False,
     ):
         self._place, self._late = place, late_scores
+        self._statistics, self._evaluates = statistics, evaluates
         self._metrics, self._costs = place / "metrics.jsonl", place / "rounds.jsonl"
         self._best = best_by
         self._scores: Validation = {}
@@ -162,6 +174,8 @@ class Writer:
             metrics.append(self._costs, (json.dumps(asdict(gave.cost)) + "\n").encode())
         for name, content in gave.files.items():
             write_atomically(self._place / name, content)
+        if gave.final is not None:
+            outcomes.write(self._place, gave.final)
         if event.kind == "round":
             method, setting, seed = event.job
             facts = {"method": method, "setting": setting, "seed": seed, **gave.facts}
@@ -199,6 +213,17 @@ class Writer:
         engine.resume(state.round, checkpoints.read_manifest(place))
         return state, damaged
 
+    def reported(self, state: RunState) -> RunState:
+        """Return the state of the round that is reported, at the end of a job's rounds."""
+        with self._lock:
+            best = self._best_round(state.round) if self._best else 0
+            if best in (0, state.round):
+                return state
+            if best in self._unsaved:
+                return self._unsaved[best][0]
+            assert self._start is not None
+            return checkpoints.load(checkpoints.place_of(self._place, best), self._start)
+
     def done(self) -> int:
         """Count the rounds that are safely on disk."""
         if without_checkpoints(self._place):
@@ -207,7 +232,11 @@ class Writer:
 
     def finished(self, done: int, rounds: int) -> bool:
         """Tell whether all rounds are done, and scored; or those that patience left."""
-        if (self._place / STOPPED).exists() or without_checkpoints(self._place):
+        if without_checkpoints(self._place):
+            return True
+        if self._evaluates and not outcomes.evaluated(self._place):
+            return False
+        if (self._place / STOPPED).exists():
             return True
         if done < rounds or not self._late:
             return done >= rounds
@@ -223,6 +252,9 @@ class Writer:
         kept = self.records() if self._best or self._late else []
         self._scores = validation(kept, self._best) if self._best else {}
         checkpoints.forget_before(self._place, done, best=self._best_round)
+        if self._evaluates and not finished and self._metrics.exists():  # it is done again
+            own = [r for r in self.records() if r["statistics"] in (self._statistics or ())]
+            write_atomically(self._metrics, "".join(map(metrics.line, own)).encode())
         if self._late and not finished:  # the scores of the last round come again too
             metrics.keep_until(self._costs, done, TypeAdapter(RoundCost))
             own = [r for r in kept if r["round"] < done or r["metric"] in UNSCORED]
@@ -251,6 +283,10 @@ class Memory:
         self._scores |= validation(event.records, metric)
         if not self._best or best_round(self._scores, metric=metric) in (0, event.round):
             self.state = event.gave.state
+
+    def reported(self, state: RunState) -> RunState:
+        """Return the state of the round that is reported, at the end of a job's rounds."""
+        return self.state or state
 
 
 @dataclass(frozen=True)
@@ -293,10 +329,12 @@ def rounds_of(
     tell: Listener,
     stop: Callable[[], bool],
     earlier: Iterable[Mapping[str, Any]] = (),
+    reported: Callable[[RunState], RunState] = lambda state: state,
 ) -> RunState:
     """Do a job's rounds from a state on, to its end or the end of its patience.
 
-    It comes after the rounds of `earlier` records; `stop` is asked after each.
+    It comes after the rounds of `earlier` records; `stop` is asked after each. `reported` returns
+    the state of the round that the job reports, given the last state.
     """
     state, rounds = start, engine.plan.training.rounds
     patience, measured = engine.plan.training.patience, engine.plan.task.metrics
@@ -315,7 +353,7 @@ def rounds_of(
     except BaseException:
         tell(Event("stopped", key, state.round, rounds))
         raise
-    gave = engine.finish(state, early)
+    gave = engine.finish(state, reported(state), early)
     if early:
         text = (
             f"stopped after round {early.round}: no better validation {metric.words} than round "
@@ -341,15 +379,17 @@ def run_plan(
     start: RunState | None = None,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    reported: Callable[[RunState], RunState] = lambda state: state,
 ) -> RunState:
     """Run a plan, or go on from the state `start`, to its last round in this process.
 
     `workers` are the cores to use, 0 for all; where `stop` says so after a round, it is
-    `Interrupted`.
+    `Interrupted`. `reported` is as for `rounds_of`.
     """
     key = (plan.method.name, plan.setting, plan.seed)
     with closing(EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))) as engine:
-        return rounds_of(engine, key, start or engine.initial(), to_all(*listeners), stop)
+        begin = start or engine.initial()
+        return rounds_of(engine, key, begin, to_all(*listeners), stop, reported=reported)
 
 
 def execute(job: Job, run: Run) -> None:
@@ -364,7 +404,8 @@ def execute(job: Job, run: Run) -> None:
         for text in damaged:
             note(f"{text}; going on from the one before it")
         known = writer.records() if engine.plan.training.patience else ()
-        rounds_of(engine, job.key, start, to_all(writer, run.listener), run.stop, known)
+        tell = to_all(writer, run.listener)
+        rounds_of(engine, job.key, start, tell, run.stop, known, writer.reported)
 
 
 def prepare(experiment: Experiment, planner: Planner) -> list[Job]:

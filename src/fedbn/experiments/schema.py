@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
+from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.registry import UNKNOWN, Held
 
 
@@ -253,6 +254,16 @@ class EvaluationSection(Section):
     report: Literal["last", "best"] = Field(
         "last", description="show the last round, or the best one on validation data"
     )
+    statistics: list[StatisticsKind] = Field(
+        ["running"],
+        min_length=1,
+        description="BatchNorm statistics that clients are scored with in every scored round",
+    )
+    final_statistics: list[StatisticsKind] | Literal["auto"] = Field(
+        "auto",
+        description="the same for the reported round; [] for none. 'auto': running, local, and "
+        "exact (batch where exact would cost over 5 % of the run)",
+    )
     metrics: Annotated[list[str], Named("metric")] = Field(
         [], description="metrics by name, or module:callable, beside those of the task"
     )
@@ -296,17 +307,28 @@ def with_earlier_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
     A run writes every key and `format` to its configuration. A file with `format` but without
     `training.last_batch` was written before this key existed. Such a run kept its last batches.
+    In the same way a run from before `evaluation.final_statistics` has no second evaluation.
 
     Examples:
         >>> with_earlier_defaults({"format": 1, "training": {"lr": 0.1}})["training"]
         {'last_batch': 'keep', 'lr': 0.1}
+        >>> with_earlier_defaults({"format": 1})["evaluation"]
+        {'final_statistics': []}
         >>> with_earlier_defaults({"training": {"lr": 0.1}})["training"]
         {'lr': 0.1}
     """
-    training = raw.get("training")
-    if "format" not in raw or not isinstance(training, Mapping):
+    if "format" not in raw:
         return dict(raw)
-    return {**raw, "training": {"last_batch": "keep", **training}}
+    earlier: dict[str, dict[str, Any]] = {
+        "training": {"last_batch": "keep"},
+        "evaluation": {"final_statistics": []},
+    }
+    found = dict(raw)
+    for section, defaults in earlier.items():
+        given = raw.get(section, {})
+        if isinstance(given, Mapping) and (section in raw or section == "evaluation"):
+            found[section] = {**defaults, **given}
+    return found
 
 
 class Experiment(Section):

@@ -6,13 +6,14 @@ client's row is what the client would have computed alone, up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedbn.core.method import Method
+from fedbn.core.own_statistics import statistic_entries
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.state import entries
 
@@ -53,8 +54,13 @@ def unstackable(model: nn.Module) -> str | None:
 class Stack:
     """The models of several clients, and how they compute."""
 
-    def __init__(self, model: nn.Module, method: Method, count: int):
+    def __init__(
+        self, model: nn.Module, method: Method, count: int, keeps_statistics: bool = False
+    ):
         found = entries(model)
+        kept = statistic_entries(found) if keeps_statistics else ()
+        self.own = _rows(StateLayout.of(kept), count)  # statistics that clients keep for scoring
+        self._own = _views(self.own, count)
         self.shared = _rows(StateLayout.of(method.shared(found)), count)
         self.local = _rows(StateLayout.of(method.local(found)), count)
         self._tensors = {**_views(self.shared, count), **_views(self.local, count)}
@@ -73,13 +79,19 @@ class Stack:
             torch.stack([pack.vectors[group] for pack in local], out=rows[: len(local)])
 
     @torch.no_grad()
-    def rows(self, count: int) -> tuple[Pack, Pack]:
-        """Copy the first clients' shared and local parts, a row each."""
-        shared, local = (
+    def load_own(self, kept: Sequence[Pack]) -> None:
+        """Take over the statistics that these clients keep for scoring."""
+        for group, rows in self.own.vectors.items():
+            torch.stack([pack.vectors[group] for pack in kept], out=rows[: len(kept)])
+
+    @torch.no_grad()
+    def rows(self, count: int) -> tuple[Pack, Pack, Pack]:
+        """Copy the first clients' shared and local parts and their own statistics, one row each."""
+        shared, local, own = (
             Pack(part.layout, {group: rows[:count].clone() for group, rows in part.vectors.items()})
-            for part in (self.shared, self.local)
+            for part in (self.shared, self.local, self.own)
         )
-        return shared, local
+        return shared, local, own
 
     def forward(self, x: Tensor, counts: Tensor | None, training: bool) -> Tensor:
         """Compute all clients' outputs of x, (clients, samples, ...).
@@ -106,7 +118,7 @@ class Stack:
         self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor | None, training: bool
     ) -> Tensor:
         clients, width, samples = x.shape
-        weight, bias, mean, var, seen = self._of_norm(at, clients)
+        weight, bias, mean, var, seen = self._of_norm(at, clients, self._tensors)
         batch = training or mean is None
         if batch and (counts is not None or norm.momentum is None):
             some = torch.full((clients,), samples) if counts is None else counts
@@ -124,13 +136,21 @@ class Stack:
             for kept, new in ((mean, flat_mean), (var, flat_var)):
                 if kept is not None and new is not None:
                     kept.copy_(new.view_as(kept))
+            _, _, mean, var, seen = self._of_norm(at, clients, self._own)
+            if mean is not None and var is not None:
+                flat_mean, flat_var = mean.reshape(-1), var.reshape(-1)
+                torch.batch_norm_update_stats(every.detach(), flat_mean, flat_var, factor)
+                mean.copy_(flat_mean.view_as(mean))
+                var.copy_(flat_var.view_as(var))
+                if seen is not None:
+                    seen += 1
         return out.view(x.shape)
 
     def _masked_norm(
         self, at: str, norm: nn.BatchNorm1d, x: Tensor, counts: Tensor, training: bool
     ) -> Tensor:
         """BatchNorm where clients have batches of unequal size, padded to the largest."""
-        weight, bias, mean, var, seen = self._of_norm(at, len(x))
+        weight, bias, *_ = self._of_norm(at, len(x), self._tensors)
         n = counts.clamp(min=1).to(x.dtype).view(-1, 1, 1)
         mask = (torch.arange(x.shape[2]) < counts[:, None])[:, None].to(x.dtype)
         centre = (x * mask).sum(dim=2, keepdim=True) / n
@@ -138,25 +158,39 @@ class Stack:
         out = (x - centre) * torch.rsqrt(spread + norm.eps)
         if weight is not None and bias is not None:
             out = out * weight[..., None] + bias[..., None]
-        if training and mean is not None and var is not None:
-            factor: Tensor | float = norm.momentum or 0.0
-            if seen is not None:
-                seen += (counts > 0).view_as(seen)
-            if norm.momentum is None and seen is not None:  # one in all batches seen so far
-                factor = 1.0 / seen.view(-1, 1).clamp(min=1).double()
-            active = (counts > 0)[:, None]
+        if training:
             unbiased = spread * n / (n - 1).clamp(min=1)
-            with torch.no_grad():
-                for kept, new in ((mean, centre), (var, unbiased)):
-                    moved = kept + factor * (new[..., 0] - kept)
-                    kept.copy_(torch.where(active, moved, kept))
+            for tensors in (self._tensors, self._own):
+                _, _, mean, var, seen = self._of_norm(at, len(x), tensors)
+                if mean is not None and var is not None:
+                    _update_masked(norm, (mean, var, seen), (centre, unbiased), counts)
         return out
 
-    def _of_norm(self, at: str, clients: int) -> list[Tensor | None]:
-        """A BatchNorm's weight, bias, mean, variance and count of batches, a row a client."""
+    def _of_norm(self, at: str, clients: int, tensors: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """A BatchNorm's weight, bias, mean, variance and count of batches, one row per client."""
         keys = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        found = (self._tensors.get(f"{at}{key}") for key in keys)
+        found = (tensors.get(f"{at}{key}") for key in keys)
         return [None if tensor is None else _first(tensor, clients) for tensor in found]
+
+
+@torch.no_grad()
+def _update_masked(
+    norm: nn.BatchNorm1d,
+    running: tuple[Tensor, Tensor, Tensor | None],
+    batch: tuple[Tensor, Tensor],
+    counts: Tensor,
+) -> None:
+    """Move running statistics towards those of a batch, for clients that have samples in it."""
+    mean, var, seen = running
+    factor: Tensor | float = norm.momentum or 0.0
+    if seen is not None:
+        seen += (counts > 0).view_as(seen)
+    if norm.momentum is None and seen is not None:  # one in all batches seen so far
+        factor = 1.0 / seen.view(-1, 1).clamp(min=1).double()
+    active = (counts > 0)[:, None]
+    for kept, new in ((mean, batch[0]), (var, batch[1])):
+        moved = kept + factor * (new[..., 0] - kept)
+        kept.copy_(torch.where(active, moved, kept))
 
 
 def _first(rows: Tensor, count: int) -> Tensor:

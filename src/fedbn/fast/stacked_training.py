@@ -25,7 +25,8 @@ from fedbn.core.plan import Plan
 from fedbn.core.randomness import number
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Outcome, Record, Refusal, RunState, Update
-from fedbn.core.scoring import Score, score_client, scored, splits_of
+from fedbn.core.scoring import ClientScores, Score, score_client, score_with, scored, splits_of
+from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Task
 from fedbn.fast.stacked_models import Stack, unbound, unstackable
 
@@ -139,13 +140,18 @@ def train_stack(
     """
     count = len(clients)
     stack.load(state.shared, [state.local[client.name] for client in clients])
+    if plan.keeps_statistics:
+        stack.load_own([state.own_statistics[client.name] for client in clients])
     losses = _train(plan, stack, clients, state, samples).tolist()
-    shared, local = stack.rows(count)
+    shared, local, own = stack.rows(count)
     near = rounds.surely_near(shared, state.shared).expand(count).tolist()
     parts = zip(unbound(shared, count), unbound(local, count), strict=True)
+    kept = unbound(own, count) if plan.keeps_statistics else [None] * count
     updates = [
-        Update(client.name, *packs, loss, is_near)
-        for client, packs, loss, is_near in zip(clients, parts, losses, near, strict=True)
+        Update(client.name, *packs, loss, is_near, statistics)
+        for client, packs, loss, is_near, statistics in zip(
+            clients, parts, losses, near, kept, strict=True
+        )
     ]
     finite = (_finite(shared, count) & _finite(local, count)).tolist()
     return [
@@ -366,7 +372,10 @@ class Stacks:
         count = min(workers, -(-len(plan.federation.clients) // self._size))
         self._plan, self._scored = plan, ScoredBatches(plan)
         self._pool = Pool(
-            [Stack(plan.initial_model, plan.method, self._size) for _ in range(count)]
+            [
+                Stack(plan.initial_model, plan.method, self._size, plan.keeps_statistics)
+                for _ in range(count)
+            ]
         )
         self.notes: Sequence[str] = [f"clients train in stacks of {self._size}"]
 
@@ -387,7 +396,15 @@ class Stacks:
             lambda replica, one: score_client(self._plan, replica, one, state),
             lambda stack, some: [score_stack(self._plan, stack, some, state, self._scored)],
         )
-        return told_apart(scores)
+        return told_apart(
+            found if isinstance(found, Refusal) else ClientScores(found) for found in scores
+        )
+
+    def score_with(
+        self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
+    ) -> Iterator[ClientScores | Refusal]:
+        """Score these clients' joined models with one kind of BatchNorm statistics."""
+        return self._each(clients, lambda rep, one: score_with(self._plan, rep, one, state, kind))
 
     def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Refusal]:
         """Give clients that have not trained the local part they are scored with."""

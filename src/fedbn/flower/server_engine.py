@@ -169,7 +169,7 @@ class FlowerEngine:
             self._cost and replace(self._cost, left_out=left_out),
         )
 
-    def finish(self, state: RunState, early: EarlyStop | None = None) -> Round:
+    def finish(self, state: RunState, reported: RunState, early: EarlyStop | None = None) -> Round:
         """Have the last state scored by every site, and take what sites agreed to give away.
 
         Where patience ended, it did so by the scores of the round before: the last one, which was

@@ -44,7 +44,7 @@ from torch import Tensor, nn
 
 from fedbn.core.bn_statistics import estimate_statistics, tracked_norms
 from fedbn.core.engine import one_torch_thread
-from fedbn.core.federation import AnySplit, Client, concatenated
+from fedbn.core.federation import AnySplit, Client, concatenated, merged_slices
 from fedbn.core.local_training import ClientWork, batches, local_train
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
@@ -58,7 +58,7 @@ from fedbn.core.rounds import (
     run_round,
     train_client,
 )
-from fedbn.core.scoring import Score, evaluate_part, merged_slices, parts, scored
+from fedbn.core.scoring import Score, evaluate_part, parts, scored
 from fedbn.core.state import Kind, State, kinds
 from fedbn.errors import FedbnError
 from fedbn.trained.local_parts import Layers, layers_of

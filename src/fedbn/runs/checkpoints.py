@@ -2,7 +2,8 @@
 
 A checkpoint is a folder of two files. `state.safetensors` holds sections. A section that is kept
 whole (`shared`, `server`) is its tensors under their names. A section of rows (`local`,
-`untrained`) is one matrix a group of the layout with one row a client, in the order of their names.
+`untrained`, `own_statistics`) is one matrix per group of the layout. It has one row per client, in
+the order of their names.
 `manifest.json` says where an entry lies in a row, and has the sha256 of every section and row, so
 that one client's part is read and verified alone.
 """
@@ -40,6 +41,7 @@ FORMAT = 3
 """Of a manifest and the tensors beside it."""
 _MANIFEST = TypeAdapter(Manifest)
 _KEEP = 2
+_ROWS = ("local", "untrained", "own_statistics")  # the parts of a state that are one per client
 _HELD_BYTES = 1 << 28  # of clients' parts that changed since the last checkpoint
 _NAME = re.compile(r"round-(\d{6,})")
 T = TypeVar("T")
@@ -62,11 +64,10 @@ def save(
     final = place_of(folder, state.round)
     temporary = folder / f".{final.name}.tmp"
     sections = {"shared": state.shared.state, "server": state.memory}
-    parts = {"local": state.local, "untrained": state.untrained}
+    parts = {name: getattr(state, name) for name in _ROWS}
     if start is not None:
-        known = {"local": start.local, "untrained": start.untrained}
         parts = {
-            name: {client: p for client, p in packs.items() if p is not known[name].get(client)}
+            name: {c: p for c, p in packs.items() if p is not getattr(start, name).get(c)}
             for name, packs in parts.items()
         }
     manifest = {
@@ -299,6 +300,7 @@ def load(path: Path, like: RunState) -> RunState:
         ClientParts(found, "local", like.local),
         {name: tensor.clone() for name, tensor in memory.items()},
         ClientParts(found, "untrained", untrained),
+        ClientParts(found, "own_statistics", like.own_statistics),
     )
 
 
@@ -331,10 +333,15 @@ def newest(folder: Path, like: RunState, lazy: bool = False) -> tuple[RunState |
         state = load(path, like)
         if lazy:
             return state
-        packs = itertools.chain(state.local.values(), state.untrained.values())
+        packs = itertools.chain.from_iterable(getattr(state, name).values() for name in _ROWS)
         if sum(v.nbytes for pack in packs for v in pack.vectors.values()) > _HELD_BYTES:
             return state
-        return replace(state, local=dict(state.local), untrained=dict(state.untrained))
+        return replace(
+            state,
+            local=dict(state.local),
+            untrained=dict(state.untrained),
+            own_statistics=dict(state.own_statistics),
+        )
 
     return _first_whole(folder, read)
 
