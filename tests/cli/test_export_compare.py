@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commanding import call, write_sites
+from commanding import call, records, with_running_statistics, write_sites
 
 
 def test_export_says_what_it_wrote_and_how_it_agrees(finished: Path) -> None:
@@ -85,7 +85,9 @@ def test_a_run_is_the_same_as_its_copy(finished: Path, tmp_path: Path) -> None:
     answer = call("compare", finished, copy)
     assert answer.code == 0, answer.err
     rows = [line.split() for line in answer.out.splitlines()]
-    assert [row[-1] for row in rows if row[:1] in (["a"], ["b"], ["mean"])] == ["same"] * 4
+    verdicts = [row[-1] for row in rows if row[:1] in (["a"], ["b"], ["mean"])]
+    assert len(verdicts) >= 4  # of each method and kind of statistics the second client and mean
+    assert {*verdicts} == {"same"}
     assert "configuration" not in answer.out
 
 
@@ -125,6 +127,27 @@ def test_compare_refuses(arguments: list[str], said: str, finished: Path) -> Non
     answer = call("compare", *[finished if word == "RUN" else word for word in arguments])
     assert (answer.code, answer.out) == (3, "")
     assert said in answer.line
+
+
+def test_a_run_is_compared_with_each_kind_of_statistics(finished: Path) -> None:
+    for file in (finished / "metrics.jsonl", *finished.glob("checkpoints/*/*/*/metrics.jsonl")):
+        running = with_running_statistics(records(file))
+        exact = [r for r in running if (r["split"], r["round"]) == ("test", 3)]
+        lines = [*running, *({**r, "value": 0.5, "statistics": "exact"} for r in exact)]
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    answer = call("compare", finished, "--methods", "fedavg,fedbn")
+    assert answer.code == 0, answer.err
+    running, exact, means, said = answer.out.split("\n\n")[:4]
+    assert running.startswith("both scored with the running statistics that the method leaves\n")
+    assert exact.startswith("both scored with the client's exact statistics\n")
+    assert [line.split()[-1] for line in exact.splitlines()[2:]] == ["same"] * 3
+    assert " ".join(means.splitlines()[1].split()) == "fedavg → fedbn +0.0 (same) +0.0 (same)"
+    assert said.startswith("n = 1 seed (0)")
+    named = call("compare", finished, "--methods", "fedavg, exact statistics,fedbn")
+    assert named.code == 0, named.err
+    assert "fedavg, exact statistics → fedbn" in named.out
+    table = call("compare", finished, "--format", "csv").out
+    assert '"FedAvg → FedBN, exact statistics",a,50.0,50.0' in table
 
 
 def test_methods_are_cut_at_commas_outside_brackets() -> None:

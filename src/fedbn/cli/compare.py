@@ -12,10 +12,19 @@ import typer
 
 from fedbn.cli import completion, console
 from fedbn.cli.console import emit, print_table, print_text
+from fedbn.core.statistics_kinds import STATISTICS_KINDS
 from fedbn.errors import ConfigError
 from fedbn.experiments.merging import Part
 from fedbn.results import comparison
-from fedbn.results.comparison import Comparison, Side, score_rows, score_titles
+from fedbn.results.comparison import (
+    Comparison,
+    Side,
+    by_statistics,
+    gain_rows,
+    gain_titles,
+    score_rows,
+    score_titles,
+)
 from fedbn.results.result_table import Grid, Shown, written
 from fedbn.runs.folder import RunFolder
 from fedbn.runs.messages import grouped, read_warnings
@@ -27,6 +36,7 @@ _EXAMPLES = console.examples(
     "fedbn compare runs/before runs/after",
     "fedbn compare runs/first                          every pair of its methods",
     "fedbn compare runs/first --methods fedavg,fedbn   what FedBN gains",
+    "fedbn compare runs/first --methods 'fedavg, local statistics,fedbn'",
     "fedbn compare runs/before runs/after --format md > difference.md",
 )
 
@@ -53,6 +63,7 @@ def compare(
     """Compare two runs, or the methods of one run, by paired tests over their seeds.
 
     Splits that a run sweeps over (data.split_seed) are repetitions too.
+    Rows are compared with each kind of BatchNorm statistics that both were scored with.
     Intervals hold for all lines of clients at once, and apart from these for all means at once.
     """
     names = _split(methods or "")
@@ -77,8 +88,17 @@ def compare(
 
 
 def _split(text: str) -> list[str]:
-    """Cut at commas that stand in no brackets: fedavg,fedbn+adam(lr=0.1,eps=1e-8)."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+    """Cut at commas that stand in no brackets and before no statistics.
+
+    Examples:
+        >>> _split("fedavg, exact statistics,fedbn+adam(lr=0.1,eps=1e-8)")
+        ['fedavg, exact statistics', 'fedbn+adam(lr=0.1,eps=1e-8)']
+    """
+    kinds = "|".join(STATISTICS_KINDS)
+    parts = re.split(rf",(?![^(]*\))(?!\s*(?:{kinds}) statistics)", text)
+    return [
+        re.sub(r",\s*(?=\w+ statistics$)", ", ", part.strip()) for part in parts if part.strip()
+    ]
 
 
 def _rendered(found: Comparison, form: Form) -> str:
@@ -100,7 +120,14 @@ def _print(found: Comparison) -> None:
         if some:
             print_table((title, "A", "B"), [change.words for change in some])
             emit()
-    rows = [row for pair in found.pairs for row in score_rows(pair, found.metric)]
-    print_table(score_titles(found.metric), rows, numbers=range(2, 8))
-    emit()
+    for heading, pairs in by_statistics(found).items():
+        headed = bool(heading)
+        rows = [row for pair in pairs for row in score_rows(pair, found.metric, headed=headed)]
+        if headed:
+            emit(heading)
+        print_table(score_titles(found.metric), rows, numbers=range(2, 8))
+        emit()
+    if gained := gain_rows(found):
+        print_table(gain_titles(found), gained)
+        emit()
     print_text(comparison.explanation(found), *found.remarks)

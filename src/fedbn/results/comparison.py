@@ -17,11 +17,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from fedbn.core.metric import ACCURACY, Metric
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
 from fedbn.errors import ConfigError, unknown
-from fedbn.results import display_name
+from fedbn.results import display_name, name_and_statistics, with_statistics
 from fedbn.results.aggregate import MEAN, MEANS, Duel, Key, gains
 from fedbn.results.paired_tests import FEWEST, LEVEL, Paired, half_width, paired
-from fedbn.results.result_table import MOST
+from fedbn.results.result_table import MOST, SCORED_WITH
 from fedbn.results.run_files import RunFiles
 from fedbn.text import counted, flat, harmless, listed, table
 
@@ -162,6 +163,24 @@ class Pair:
     axis: str  # what was repeated: `seed` or `split`
     repetitions: tuple[str, ...]  # those that both have
     lines: tuple[Line, ...]  # a line a client, then the mean
+    statistics: str = RUNNING  # what both are scored with; empty where they differ in that
+
+    @property
+    def methods(self) -> tuple[str, str]:
+        """Both methods; with their statistics, where they differ in these."""
+        if not self.statistics:
+            return self.a, self.b
+        return name_and_statistics(self.a)[0], name_and_statistics(self.b)[0]
+
+    @property
+    def title(self) -> str:
+        """Both methods, and what both are scored with."""
+        return with_statistics(arrow(self.methods), self.statistics or RUNNING)
+
+    @property
+    def mean(self) -> Line | None:
+        """The line of the mean; None where a client has no score."""
+        return next((line for line in self.lines if line.client == MEAN), None)
 
 
 @dataclass(frozen=True)
@@ -226,7 +245,7 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
     if a.metric != b.metric:
         titles = f"{a.path} is judged by {a.metric.title}, {b.path} by {b.metric.title}"
         raise ConfigError(f"{titles}: nothing to compare")
-    found = _within(a, methods) if a is b else _between(a, b, methods)
+    found = _comparable(_within(a, methods) if a is b else _between(a, b, methods))
     means = sum(column in MEANS for match in found for column in match.columns)
     family = sum(len(match.columns) for match in found) - means, means
     pairs = [_pair(match, family) for match in found]
@@ -243,6 +262,21 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
     )
 
 
+def _comparable(found: Sequence[_Match]) -> list[_Match]:
+    """Leave out rows of other than running statistics that have no score in common."""
+    kept, failures = [], list[ConfigError]()
+    for match in found:
+        try:
+            kept += [match] if match.columns else []
+        except ConfigError as error:
+            if match.key_a.statistics == match.key_b.statistics == RUNNING:
+                raise
+            failures.append(error)
+    if not kept:
+        raise failures[0]
+    return kept
+
+
 def _named_warnings(side: Side) -> Iterator[str]:
     return (f"{side.path}: {text}" for text in side.warnings)
 
@@ -251,16 +285,17 @@ def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
     """Every pair of methods in one setting, and of rows that were named with their settings."""
     if len(set(methods)) == 1:
         raise ConfigError("one run: name two of its methods, as --methods fedavg,fedbn, or none")
-    keys = [key for name in methods for key in _keys(side, name)] or list(side.repeated)
+    exactly = _state_statistics(methods)
+    keys = [key for name in methods for key in _keys(side, name, exactly)] or list(side.repeated)
     pairs = itertools.combinations(dict.fromkeys(keys), 2)
     found = [
         _Match(side, side, x, y)
         for x, y in pairs
-        if (x.method != y.method and _meet(x, y, keys, keys)) or {x.label, y.label} <= {*methods}
+        if (x.method != y.method and _meet(x, y, keys, keys)) or _both_named(x, y, methods)
     ]
     if not found:
         raise ConfigError(f"{side.path}: one method; nothing to compare it with")
-    return found
+    return _kinds_together(found)
 
 
 def _between(a: Side, b: Side, methods: Sequence[str]) -> list[_Match]:
@@ -269,31 +304,55 @@ def _between(a: Side, b: Side, methods: Sequence[str]) -> list[_Match]:
         raise ConfigError(f"--methods names {len(methods)}: legal are one, or two to compare")
     names = (methods[0], methods[-1]) if methods else (None, None)
     crossed = len(set(methods)) == 2
-    rows_a, rows_b = (_keys(side, name) for side, name in zip((a, b), names, strict=True))
+    exactly = _state_statistics(methods)
+    rows_a, rows_b = (_keys(side, name, exactly) for side, name in zip((a, b), names, strict=True))
     found = [
         _Match(a, b, x, y)
         for x, y in itertools.product(rows_a, rows_b)
-        if (crossed or x.method == y.method) and _meet(x, y, rows_a, rows_b)
+        if ((crossed or x.method == y.method) and _meet(x, y, rows_a, rows_b))
+        or (x.label, y.label) == names
     ]
     if not found:
         raise ConfigError(f"no method and setting in common: {_both(a, b, rows_a, rows_b)}")
-    return found
+    return _kinds_together(found)
 
 
 def _meet(x: Key, y: Key, beside_x: Iterable[Key], beside_y: Iterable[Key]) -> bool:
-    """Tell whether two rows are of one setting, or each the only one of its method."""
+    """Tell whether two rows have one kind of statistics, and one setting or no other setting."""
     alone = [
-        sum(other.method == one.method for other in beside) == 1
+        sum((other.method, other.statistics) == (one.method, one.statistics) for other in beside)
+        == 1
         for one, beside in ((x, beside_x), (y, beside_y))
     ]
-    return x.setting == y.setting or all(alone)
+    return x.statistics == y.statistics and (x.setting == y.setting or all(alone))
 
 
-def _keys(side: Side, name: str | None) -> list[Key]:
-    """The rows of a run: all, or those of a method, or the one of a method and setting."""
-    found = [key for key in side.repeated if name in (None, key.method, key.label)]
+def _both_named(x: Key, y: Key, names: Sequence[str]) -> bool:
+    """True if two rows were asked for, with their settings or with their statistics."""
+    same = x.statistics == y.statistics
+    return {x.label, y.label} <= {*names} or (same and {x.name, y.name} <= {*names})
+
+
+def _kinds_together(found: Sequence[_Match]) -> list[_Match]:
+    """Put the kinds of statistics that two methods are compared with after one another."""
+    pairs = [(match.key_a.running, match.key_b.running) for match in found]
+    order = sorted(range(len(found)), key=lambda place: pairs.index(pairs[place]))
+    return [found[place] for place in order]
+
+
+def _state_statistics(names: Sequence[str]) -> bool:
+    """True if a row was asked for with its statistics; names without are of running ones then."""
+    return any(name_and_statistics(name)[1] != RUNNING for name in names)
+
+
+def _keys(side: Side, name: str | None, exactly: bool = False) -> list[Key]:
+    """The rows of a run: all, or those of a method, of a method and setting, or the one named."""
+    rows = side.repeated
+    found = [key for key in rows if name in (None, key.method, key.name, key.label)]
+    if exactly:
+        found = [key for key in found if key.statistics == RUNNING or key.label == name]
     if not found:
-        known = [key.label for key in side.repeated]
+        known = [key.label for key in rows]
         raise ConfigError(f"{side.path}: {unknown('method', str(name), known)}")
     return found
 
@@ -316,7 +375,9 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
     most_first = sorted(map(match.gaps, match.columns), key=len, reverse=True)
     repetitions = tuple(dict.fromkeys(itertools.chain.from_iterable(most_first)))
     axis = "split" if splits else "seed"
-    return Pair(match.key_a.label, match.key_b.label, axis, repetitions, tuple(lines))
+    one, other = match.key_a, match.key_b
+    kind = one.statistics if one.statistics == other.statistics else ""
+    return Pair(one.label, other.label, axis, repetitions, tuple(lines), kind)
 
 
 def _possible(test: Paired, metric: Metric) -> Paired:
@@ -337,7 +398,11 @@ def _remarks(a: Side, b: Side) -> Iterator[str]:
     if a is b:
         yield from a.summary.remarks
     else:
-        yield from (f"{side.path}: {text}" for side in (a, b) for text in side.summary.remarks)
+        said = [side.summary.remarks for side in (a, b)]
+        shared = [text for text in said[0] if text in said[1]]
+        for side, own in zip((a, b), said, strict=True):
+            yield from (f"{side.path}: {text}" for text in own if text not in shared)
+        yield from (f"both runs: {text}" for text in shared)
     tested = [{r["round"] for r in side.records if r["split"] == "test"} for side in (a, b)]
     last_a, last_b = (max(rounds, default=0) for rounds in tested)
     if last_a != last_b:
@@ -357,6 +422,17 @@ def _both(a: Side, b: Side, has_a: Iterable[Any], has_b: Iterable[Any]) -> str:
     return f"{a.path} has {words[0]}; {b.path} has {words[1]}"
 
 
+def arrow(methods: tuple[str, str], named: bool = False) -> str:
+    """Name what is compared; `named` as in a paper.
+
+    Examples:
+        >>> arrow(("fedavg", "fedbn"), named=True), arrow(("fedbn", "fedbn"))
+        ('FedAvg → FedBN', 'fedbn')
+    """
+    a, b = map(display_name, methods) if named else methods
+    return b if a == b else f"{a} → {b}"
+
+
 def score_titles(metric: Metric) -> tuple[str, ...]:
     """The titles of the columns of `score_rows`."""
     sides = [f"{side}, {metric.unit}" if metric.unit else side for side in "AB"]
@@ -364,13 +440,68 @@ def score_titles(metric: Metric) -> tuple[str, ...]:
     return ("method", "client", *sides, *tests)
 
 
-def score_rows(pair: Pair, metric: Metric, named: bool = False) -> Iterator[tuple[str, ...]]:
-    """The cells of a pair's lines; the method is named once, as in a paper where `named`."""
-    a, b = map(display_name, (pair.a, pair.b)) if named else (pair.a, pair.b)
-    label = b if a == b else f"{a} → {b}"
+def score_rows(
+    pair: Pair, metric: Metric, named: bool = False, headed: bool = False
+) -> Iterator[tuple[str, ...]]:
+    """The cells of a pair's lines; the method is named once, as in a paper where `named`.
+
+    The statistics are named too, unless the table is `headed` by them.
+    """
+    label = arrow(pair.methods, named)
+    label = label if headed else with_statistics(label, pair.statistics or RUNNING)
     for line in pair.lines:
         yield (label, *_cells(line, metric.form))
         label = ""
+
+
+def gain_titles(found: Comparison) -> tuple[str, ...]:
+    """The titles of the columns of `gain_rows`."""
+    return ("B − A in the mean", *(f"{kind} statistics" for kind in _kinds(found)))
+
+
+def gain_rows(found: Comparison, named: bool = False) -> list[tuple[str, ...]]:
+    """The difference in the mean of each pair of methods, with each kind of statistics.
+
+    There is none where all pairs are compared with one kind. Intervals are those of the lines.
+    """
+    rows: dict[tuple[str, str], dict[str, Pair]] = {}
+    for pair in found.pairs:
+        if pair.statistics:
+            rows.setdefault(pair.methods, {})[pair.statistics] = pair
+    return [
+        (arrow(methods, named), *(_mean_said(own.get(kind), found.metric) for kind in kinds))
+        for kinds in [_kinds(found)]
+        for methods, own in rows.items()
+        if len(own) > 1
+    ]
+
+
+def by_statistics(found: Comparison) -> dict[str, tuple[Pair, ...]]:
+    """The pairs by the heading of their table; of one kind of statistics there is no heading."""
+    kinds = dict.fromkeys(pair.statistics for pair in found.pairs)
+    headings = {kind: f"both {SCORED_WITH[kind]}" for kind in kinds if kind}
+    if len(kinds) < 2:
+        return {"": found.pairs}
+    return {
+        headings.get(kind, "scored with different statistics"): tuple(
+            pair for pair in found.pairs if pair.statistics == kind
+        )
+        for kind in kinds
+    }
+
+
+def _kinds(found: Comparison) -> list[str]:
+    known = {pair.statistics for pair in found.pairs}
+    return [kind for kind in STATISTICS_KINDS if kind in known]
+
+
+def _mean_said(pair: Pair | None, metric: Metric) -> str:
+    if pair is None or pair.mean is None:
+        return "–"
+    _, _, _, difference, interval, *_, verdict = _cells(pair.mean, metric.form)
+    return (
+        f"{difference} ({verdict})" if interval == "–" else f"{difference} ({interval}), {verdict}"
+    )
 
 
 def with_ends_only(found: Comparison) -> Comparison:
@@ -399,8 +530,17 @@ def markdown(found: Comparison) -> str:
         if some:
             words = table(("key", "A", "B"), (change.words for change in some))
             parts.append(f"## {title}\n\n{words}")
-    rows = [row for pair in found.pairs for row in score_rows(pair, found.metric, named=True)]
-    parts.append(f"## Test {found.metric.words}\n\n{table(score_titles(found.metric), rows)}")
+    parts.append(f"## Test {found.metric.words}")
+    for heading, pairs in by_statistics(found).items():
+        rows = [
+            row
+            for pair in pairs
+            for row in score_rows(pair, found.metric, named=True, headed=bool(heading))
+        ]
+        parts += [f"{heading[:1].upper()}{heading[1:]}:"] if heading else []
+        parts.append(table(score_titles(found.metric), rows))
+    if gained := gain_rows(found, named=True):
+        parts += ["## The mean, by statistics", table(gain_titles(found), gained)]
     parts.append(harmless(explanation(found)))
     parts += [f"- {harmless(text)}" for text in found.remarks]
     return "\n\n".join(parts) + "\n"
@@ -413,10 +553,10 @@ def explanation(found: Comparison) -> str:
     count = min(line.test.repetitions for _, line in lines)
     n = f"n = {counted(len(names), axis)} ({', '.join(names)})"
     if len({pair.repetitions for pair in found.pairs}) > 1:
-        each = (f"{pair.a} → {pair.b} {len(pair.repetitions)}" for pair in found.pairs)
+        each = (f"{pair.title} {len(pair.repetitions)}" for pair in found.pairs)
         n = f"n differs ({', '.join(each)})"
     fewer = [
-        f"{pair.a} → {pair.b} {line.client} {line.test.repetitions}"
+        f"{pair.title} {line.client} {line.test.repetitions}"
         for pair, line in lines
         if line.test.repetitions < len(pair.repetitions)
     ]
