@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
+import signal
 from functools import cache
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -140,7 +143,7 @@ def test_exact_statistics_score_as_plain_torch_does(method: str, statistics: str
         assert ours == pytest.approx(fmean(accuracies))
 
 
-def test_a_pass_in_batches_scores_as_plain_torch_does():
+def test_collecting_again_sees_the_batches_that_plain_torch_sees():
     """With `momentum=None` torch's BatchNorm counts all batches of one pass equally."""
     client, made = bench("fedavg").clients[2], bench("fedavg")
     order = torch.arange(len(client.train)).split(8)
@@ -206,6 +209,27 @@ def test_all_samples_are_the_exact_statistics_and_few_are_not():
     assert len(bench("fedavg").clients[0].train) < 128
     assert scores["128 samples"] == scores["exact"]
     assert scores["8 samples"] != scores["exact"]
+
+
+def test_an_interrupt_while_a_client_trains_ends_the_measurement(monkeypatch: pytest.MonkeyPatch):
+    """It must not be taken for a rejected update of that client, whoever handles the signal."""
+    see = BatchMoments._see
+
+    def handle(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(self: BatchMoments, *given: Any) -> None:
+        _thread.interrupt_main()
+        see(self, *given)
+
+    made = plan("fedavg")
+    monkeypatch.setattr(BatchMoments, "_see", interrupted)
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(made, POINTS)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_batches_are_seen_in_training_mode_only():

@@ -140,6 +140,7 @@ class _DataSet:
 
     def _made(self, split: int, seed: int) -> Part:
         raw = {**self._raw, "methods": ["fedavg", "fedbn"], "seeds": [seed]}
+        raw["evaluation"] = {"final_statistics": []}  # all kinds are scored here
         experiment = checked(raw, self._request.name, self._request.held)
         if self._federation is None:
             task = named_task(experiment.task)

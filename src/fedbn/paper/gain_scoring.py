@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -42,9 +43,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbn.core.bn_statistics import estimate_statistics, tracked_norms
-from fedbn.core.engine import one_torch_thread
-from fedbn.core.federation import AnySplit, Client, concatenated, merged_slices
+from fedbn.core.bn_statistics import average_statistics, estimate_statistics, tracked_norms
+from fedbn.core.engine import Pool, one_torch_thread
+from fedbn.core.federation import AnySplit, Client, concatenated
 from fedbn.core.local_training import ClientWork, batches, local_train
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
@@ -236,30 +237,38 @@ def train(plan: Plan, points: int) -> Trained:
     run = Trained(plan, replica, BatchMoments(replica.model), tracks, initial_state(plan))
     rounds = plan.training.rounds
     looked_at = {round(rounds * point / points) for point in range(1, points + 1)} - {0}
-    for number in range(1, rounds + 1):
-        seen: dict[str, list[Tensor]] = {}
-        run.state, report = run_round(plan, run.state, partial(_trained_clients, run, seen))
-        if report.refusals:
-            first = report.refusals[0]
-            raise FedbnError(f"round {number}: the update of {first.client}: {first.reason}")
-        tracks.advance(seen)
-        if number in looked_at:
-            run.losses["seen"][number] = [report.losses[client.name] for client in clients]
-            bench = Bench(run)
-            for statistics in (RUNNING, EXACT, POOLED):
-                run.losses[statistics][number] = bench.training_losses(statistics)
+    # In a thread of its own a client's training does not see Ctrl-C, which ends the command.
+    with closing(Pool([replica])) as pool:
+        for number in range(1, rounds + 1):
+            seen: dict[str, list[Tensor]] = {}
+            run.state, report = run_round(plan, run.state, partial(_train_clients, run, seen, pool))
+            if report.refusals:
+                first = report.refusals[0]
+                raise FedbnError(f"round {number}: the update of {first.client}: {first.reason}")
+            tracks.advance(seen)
+            if number in looked_at:
+                run.losses["seen"][number] = [report.losses[client.name] for client in clients]
+                bench = Bench(run)
+                for statistics in (RUNNING, EXACT, POOLED):
+                    run.losses[statistics][number] = bench.training_losses(statistics)
     return run
 
 
-def _trained_clients(
-    run: Trained, seen: dict[str, list[Tensor]], chosen: Sequence[Client], state: RunState
+def _train_clients(
+    run: Trained,
+    seen: dict[str, list[Tensor]],
+    pool: Pool[Replica],
+    chosen: Sequence[Client],
+    state: RunState,
 ) -> Iterator[Outcome]:
-    for client in chosen:
-        outcome = train_client(run.plan, run.replica, client, state)
+    def train_one(replica: Replica, client: Client) -> Outcome:
+        outcome = train_client(run.plan, replica, client, state)
         seen[client.name] = run.moments.take()
         if isinstance(outcome, Update):
             run.sent[client.name] = outcome
-        yield outcome
+        return outcome
+
+    return pool.ordered(train_one, chosen)
 
 
 class Bench:
@@ -395,11 +404,10 @@ def _ways(bench: Bench) -> Iterator[tuple[str, str, Way]]:
     def in_batches(size: int, client: Client) -> float:
         draws = generator(seed, f"batches of {size}", client=client.name)
         order = torch.randperm(len(client.train), generator=draws)
-        cut = merged_slices(0, len(order), size, least=size)
         bench.become(method, client)
-        seen = bench.collected(client.train, [order[one] for one in cut])
-        start = Track([torch.zeros_like(layer[0]) for layer in seen])
-        return bench.scored(method, client, start.after(seen, None).statistics())
+        average_statistics(bench.model, client.train.plain().take(order), size)
+        bench.run.moments.take()
+        return bench.scored(method, client, layers_of(bench.model))
 
     def again(client: Client) -> float:
         draws = generator(seed, AGAIN, client=client.name)
