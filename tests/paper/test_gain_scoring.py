@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import signal
+from dataclasses import replace
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedbn.core.federation import Client
 from fedbn.core.plan import Plan
+from fedbn.core.rounds import Record
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
 from fedbn.experiments.planner import Planner
@@ -33,7 +35,9 @@ def plan(method: str, momentum: float | None = 0.1) -> Plan:
         "data": {"name": "digits_mini", "percent": 20, "test_limit": 40},
         "model": {"name": "small_cnn", "args": {"width": 4}},
     }
-    made = Planner().plan(jobs(checked(raw))[0])
+    made = replace(
+        Planner().plan(jobs(checked(raw))[0]), final_statistics=("running", "local", "exact")
+    )
     for layer in made.initial_model.modules():
         if isinstance(layer, nn.BatchNorm2d | nn.BatchNorm1d):
             layer.momentum = momentum
@@ -50,20 +54,43 @@ def bench(method: str) -> Bench:
     return Bench(train(plan(method), POINTS))
 
 
-def scores_of_a_run(method: str, momentum: float | None = 0.1) -> tuple[list[float], list[float]]:
-    """Test accuracies and training losses of a run, as it reports them."""
+def records_of_a_run(method: str, statistics: str, momentum: float | None = 0.1) -> list[Record]:
+    """What a run says of its last round, scored with one kind of statistics."""
     memory = Memory()
     run_plan(plan(method, momentum), memory, workers=1)
     last = [record for record in memory.records if record.round == ROUNDS]
-    tests = [100 * r.value for r in last if (r.split, r.metric) == ("test", "accuracy") and r.value]
-    losses = [r.value for r in last if (r.split, r.metric) == ("train", "loss") and r.value]
-    return tests, losses
+    return [record for record in last if record.statistics == statistics]
+
+
+def scores_of_a_run(
+    method: str, momentum: float | None = 0.1, statistics: str = "running"
+) -> list[float]:
+    """Test accuracies of a run, as it reports them."""
+    found = records_of_a_run(method, statistics, momentum)
+    wanted = [r.value for r in found if (r.split, r.metric) == ("test", "accuracy")]
+    return [100 * value for value in wanted if value is not None]
+
+
+@pytest.mark.parametrize(
+    ("method", "statistics"),
+    [
+        ("fedavg", "running"),
+        ("fedavg", "local"),
+        ("fedavg", "exact"),
+        ("fedbn", "running"),
+        ("fedbn", "exact"),
+    ],
+)
+def test_scores_are_those_of_a_run_with_that_kind_of_statistics(method: str, statistics: str):
+    expected = scores_of_a_run(method, statistics=statistics)
+    assert len(expected) == 5
+    assert found().scores[method][statistics] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_running_statistics_score_as_the_run_itself_does(method: str):
-    tests, losses = scores_of_a_run(method)
-    assert found().scores[method]["running"] == pytest.approx(tests, abs=1e-9)
+def test_training_losses_with_running_statistics_are_those_of_a_run(method: str):
+    records = records_of_a_run(method, "running")
+    losses = [r.value for r in records if (r.split, r.metric) == ("train", "loss")]
     assert found().losses[method]["running"][ROUNDS] == pytest.approx(losses, rel=1e-5)
 
 
@@ -72,8 +99,8 @@ def test_a_window_scores_as_a_run_whose_batchnorm_has_that_momentum(
     window: str, momentum: float | None
 ):
     """One training gives all windows, because running statistics never enter it."""
-    averaged, _ = scores_of_a_run("fedavg", momentum)
-    local, _ = scores_of_a_run("silobn", momentum)
+    averaged = scores_of_a_run("fedavg", momentum)
+    local = scores_of_a_run("silobn", momentum)
     assert found().scores["fedavg"][f"averaged window {window}"] == pytest.approx(averaged)
     assert found().scores["fedavg"][f"local window {window}"] == pytest.approx(local)
 
