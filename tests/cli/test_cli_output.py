@@ -142,7 +142,8 @@ def test_results_on_stdout_messages_on_stderr(sites: Path, tmp_path: Path) -> No
     asked += ("--workers", 1, "--out", tmp_path / "out")
     answer = call("run", "--data", sites, *asked, pictures=True)
     assert answer.code == 0
-    head, row, batch, _explanation = answer.out.splitlines()
+    head, row, batch, *sentences = answer.out.splitlines()
+    assert sentences[-1].startswith("BatchNorm statistics of the rows ")
     assert batch.startswith("fedbn, batch statistics ")
     assert head.split() == ["test", "accuracy,", "%", "a", "b", "mean"]
     assert row.startswith("fedbn ")

@@ -52,7 +52,10 @@ def test_a_short_run_is_tabulated_and_drawn(tmp_path: Path):
         assert bn[1] < bn[0]  # and learn
         assert avg[2:] == [None, None]
     assert [figure.suffix for figure in outcome.figures] == [".svg", ".png"]
-    assert len(outcome.remarks) == 2
+    assert [text.partition(":")[0] for text in outcome.remarks[:2]] == [
+        "lr 0.1, start hidden", "lr 0.1, start all"
+    ]  # fmt: skip
+    assert all("statistics" in text for text in outcome.remarks[2:])
 
 
 def test_both_methods_are_needed(tmp_path: Path):
