@@ -258,7 +258,7 @@ X, Y = site()
         ),
         ({"a": (X, Y, Y[:3])}, DataError, r"client a, groups: shape \(3,\) for 20 samples"),
         ({"a": (X[:2], Y[:2])}, DataError, "client a: 2 samples; at least 3"),
-        ({"a": (X, Y + 0.5)}, ConfigError, "arrays has 1 target"),
+        ({"a": (X, X[:, 0])}, ConfigError, "arrays has 1 target"),
         ({"a": ((X, Y - 1), (X, Y))}, DataError, "label -1 of sample"),
         ({"a": ((X, Y[:5]), (X, Y))}, DataError, "20 samples but 5 labels"),
         ({"a": ((X[:0], Y[:0]), (X, Y))}, DataError, "client a, train: no samples"),

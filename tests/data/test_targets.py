@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,33 @@ def test_whole_floats_are_refused_with_both_readings(kind):
     assert (classes.targets, classes.classes) == (Targets.CLASS, ("0", "1", "2"))
     numbers = fedbn.fit(data, "mlp", task="regression", **QUIET).federation
     assert (numbers.targets, numbers.classes) == (Targets.NUMBERS, ("0",))
+
+
+@pytest.mark.parametrize(
+    ("y", "match"),
+    [
+        (2.0 * BINARY - 1, r"2 different values \(-1, 1\): classes, or numbers.*\(y > 0\)"),
+        (BINARY + 0.5, r"2 different values \(0\.5, 1\.5\): classes, or numbers.*\(y > 1\)"),
+        (GRADES - 1.0, r"3 different values \(-1, 0, 1\): classes, or numbers"),
+    ],
+)
+def test_floats_of_few_values_are_refused_with_both_readings(y, match):
+    with pytest.raises(DataError, match=match + r".*task\.name = 'regression'"):
+        fedbn.fit(given("arrays", a=y, b=y), "mlp", **QUIET)
+    numbers = fedbn.fit(given("arrays", a=y, b=y), "mlp", task="regression", **QUIET)
+    assert numbers.federation.targets is Targets.NUMBERS
+
+
+def test_data_check_takes_the_task_that_its_messages_name(tmp_path):
+    for name in "ab":
+        np.savez(tmp_path / name, train_x=X, train_y=GRADES * 1.0, test_x=X, test_y=GRADES * 1.0)
+    answer = call("data", "check", tmp_path)
+    assert answer.code == 4
+    assert "task.name = 'classification'" in answer.out
+    for task in ("classification", "regression"):
+        assert call("data", "check", tmp_path, "--set", f"task.name={task}").code == 0
+    shown = call("data", "show", tmp_path, "--set", "task.name=classification", "--json")
+    assert json.loads(shown.out)["classes"] == ["0", "1", "2"]
 
 
 def test_many_whole_floats_are_measured_numbers():
@@ -216,10 +245,10 @@ PICTURES = np.random.default_rng(0).normal(size=(N, 1, 4, 4)).astype("float32")
 
 def test_masks_0_and_1_next_to_0_and_255_are_refused_with_the_clients():
     data = {"a": (PICTURES, masks(0, 1)), "b": (PICTURES, masks(0, 255))}
-    match = r"mask values .* 0, 1, 255 \(0, 1 at client a; 0, 255 at client b\).*y > 127"
+    match = r"mask values .* 0, 1, 255 \(0, 1 at client a; 0, 255 at client b\).*y > 0"
     with pytest.raises(DataError, match=match):
         fedbn.fit(data, **QUIET)
-    with pytest.raises(DataError, match=r"mask values of all clients are 0, 255\. .*y > 127"):
+    with pytest.raises(DataError, match=r"mask values of all clients are 0, 255\. .*y > 0"):
         federation_of({"b": data["b"]})
     made = federation_of({"a": data["a"], "b": (PICTURES, masks(0, 2))})
     assert (made.targets, made.classes) == (Targets.MASK, ("0", "1", "2"))

@@ -27,7 +27,7 @@ from fedbn.datasets import PUBLIC_PICTURES, info_of, own_files
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments import configuration
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.sources import data_name, load_federation, options_of
+from fedbn.experiments.sources import data_name, load_federation, named_task, options_of
 from fedbn.results.data_figure import draw_data
 from fedbn.text import counted, plain
 
@@ -38,7 +38,8 @@ Options = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="An option of the data set, as `fedbn run` takes it; data. may be left out.",
+        help="An option of the data set, as `fedbn run` takes it (data. may be left out), or "
+        "task.name, where targets could mean two things.",
     ),
 ]
 
@@ -60,17 +61,21 @@ _WIDE = 20
 _DRAWN = (".png", ".svg")
 
 
-def section_of(data: str, settings: Sequence[str] | None) -> DataSection:
+def section_of(data: str, settings: Sequence[str] | None) -> tuple[DataSection, str | None]:
     """Understand a data set's name or a path, and `--set key=value`.
 
     A registered name is that data set, even where a folder of that name lies here: `./digits` is
     the folder.
+
+    Returns:
+        The data, and the task that was named; None leaves the task to the data.
     """
     named = data in registry.names(fedbn.datasets) or not configuration.looks_like_path(data)
-    dotted = [s if s.startswith("data.") else f"data.{s}" for s in settings or ()]
+    dotted = [s if s.startswith(("data.", "task.")) else f"data.{s}" for s in settings or ()]
     flags = {"data.name" if named else "data.path": data}
     raw = configuration.request(None, flags, dotted, "--set")
-    return configuration.checked(raw, "--set", registry.TYPED).data
+    experiment = configuration.checked(raw, "--set", registry.TYPED)
+    return experiment.data, named_task(experiment.task)
 
 
 def subjects(client: Client) -> list[int]:
@@ -143,9 +148,9 @@ def show(
     """
     if out is not None and out.suffix.lower() not in _DRAWN:
         raise ConfigError(f"--out {out}: legal are names that end in {' or '.join(_DRAWN)}")
-    section = section_of(data, set_)
+    section, task = section_of(data, set_)
     say(*filter(None, data_name(section)[1:]))
-    federation = load_federation(section)
+    federation = load_federation(section, task=task)
     drawn = with_samples or data_name(section)[0] in PUBLIC_PICTURES
     found = survey(federation, examples=10 if drawn else 0)
     if out or not json:
@@ -216,9 +221,9 @@ def check(
     An error would stop a run: only then the exit code is 4.
     A warning may spoil its result; a note is good to know.
     """
-    section = section_of(data, set_)
+    section, task = section_of(data, set_)
     own = section.path and section.name in (None, "arrays", "folders", "tables")
-    found = in_order(_own(section) if own else _registered(section))
+    found = in_order((_own if own else _registered)(section, task))
     counts = Counter(finding.severity for finding in found)
     if json:
         emit(codec.dumps({"data": data, "findings": [asdict(f) for f in found]}, indent=2))
@@ -232,7 +237,7 @@ def check(
         raise typer.Exit(DataError.exit_code)
 
 
-def _own(section: DataSection) -> list[Finding]:
+def _own(section: DataSection, task: str | None) -> list[Finding]:
     """Look at a user's files one by one; where they are fine, read them as a run would."""
     with suppress(DataError):  # what is no data is a finding
         name, _ = data_name(section)
@@ -240,18 +245,18 @@ def _own(section: DataSection) -> list[Finding]:
     found = examine_path(
         section.path or "",
         section.options,
-        lambda changed: load_federation(section.model_copy(update=changed)),
+        lambda changed: load_federation(section.model_copy(update=changed), task=task),
     )
     if not stopped(found):
         say(*filter(None, data_name(section)[1:]))
     return found
 
 
-def _registered(section: DataSection) -> list[Finding]:
+def _registered(section: DataSection, task: str | None) -> list[Finding]:
     """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
     name, _ = data_name(section)
     try:
-        found = examine(load_federation(section))
+        found = examine(load_federation(section, task=task))
     except DataError as error:
         found = [Finding("error", "", name, str(error))]
     info = None if ":" in name else info_of(name)

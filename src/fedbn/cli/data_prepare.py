@@ -58,7 +58,7 @@ def prepare(
         legal = [known for known in names if info_of(known).source != "data.path"]
         more = "; your own data needs no preparing, try `fedbn data check PATH`"
         raise ConfigError(unknown("data set", name, legal) + more)
-    section = section_of(name, set_)
+    section, _ = section_of(name, set_)
     begun = time.monotonic()
     if ":" not in name:
         provide(name, info_of(name), section.options, source, DownloadListener(say, Download))

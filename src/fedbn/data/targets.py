@@ -205,13 +205,22 @@ def _of_floats(parts: Sequence[RawTargets], names: Sequence[str] | None) -> Targ
     if values.tolist() == [0.0, 1.0]:
         return Targets.CLASS
     count = sum(part.y.size for part in parts)
-    whole = bool(np.isfinite(values).all()) and bool((values % 1 == 0).all()) and values[0] >= 0
-    small = len(values) <= _FEW // 2 or values[-1] <= _FEW
-    if whole and small and 1 < len(values) <= count // 2:
+    if not np.isfinite(values).all() or not 1 < len(values) <= count // 2:
+        return Targets.NUMBERS
+    whole = bool((values % 1 == 0).all())
+    few = len(values) <= _FEW // 2 or float(abs(values).max()) <= _FEW
+    if whole and few and values[0] >= 0:
         raise DataError(
             f"{_places(parts)}: labels are floats, but all are whole numbers "
             f"({_few(values.astype(int).tolist())}). Give whole numbers for classes "
             f"(y.astype(int), or task.name = 'classification'); {_AS_NUMBERS}"
+        )
+    if (whole and few) or len(values) == 2:  # such as −1 and 1
+        two = f" (for example (y > {values.mean():g}).astype(int))" if len(values) == 2 else ""
+        raise DataError(
+            f"{_places(parts)}: labels are floats with {len(values)} different values "
+            f"({_few(values.tolist())}): classes, or numbers. Give whole numbers from 0 for "
+            f"classes{two}; {_AS_NUMBERS}"
         )
     return Targets.NUMBERS
 
@@ -329,9 +338,11 @@ def _check_numbering(values: Sequence[int], parts: Sequence[RawTargets], what: s
             f"that no client has, {_NAME_CLASSES}{numbers}"
         )
     if int(max(values)) == _FULL_SCALE and what == "mask values":
+        least = 0 if set(values) <= {0, 1, _FULL_SCALE} else _FULL_SCALE // 2
         raise DataError(
-            f"data: the mask values of all clients are {shown}. Give (y > 127).astype('uint8') "
-            f"where 255 is the foreground; if every value is a class, {_NAME_CLASSES}"
+            f"data: the mask values of all clients are {shown}. If each mask has one foreground, "
+            f"give (y > {least}).astype('uint8') at every client; if every value is a class, "
+            f"{_NAME_CLASSES}"
         )
     few = f"[{', '.join(str(int(v)) for v in values)}]" if len(values) <= _SHOWN else "values"
     way_out = f"renumber them alike at every client (numpy.searchsorted({few}, y))"
