@@ -181,7 +181,8 @@ def fit(
     run = partial(_in_memory, planner=planner, workers=workers, hear=hear)
     if out is None:
         for text in planner.warnings:
-            notes(text)
+            if planner.level(text) != "debug":
+                notes(text)
     else:
         folder = RunFolder(out)
         if not (resume and (folder.config.exists() or folder.request.exists())):
@@ -211,7 +212,7 @@ def _draw_curves(folder: RunFolder) -> None:
 def _in_memory(job: Job, planner: Planner, workers: int, hear: Listener) -> Result:
     plan = planner.plan(job)
     memory = Memory(job.setting.experiment.evaluation.report == "best")
-    texts = [text for text in planner.warnings if text not in planner.information]
+    texts = [text for text in planner.warnings if planner.level(text) == "warning"]
 
     def keep_warning(event: Event) -> None:
         if event.kind == "note" and event.level == "warning":

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 import fedbn
 from commanding import call, write_sites
@@ -94,6 +96,26 @@ def test_a_run_without_a_folder_keeps_its_warnings_for_the_model_card(tmp_path: 
 def test_a_run_that_warns_of_nothing_stores_nothing(finished: Path) -> None:
     assert not (finished / "warnings.jsonl").exists()
     assert "WARNING" not in (finished / "run.log").read_text()
+
+
+def test_what_nobody_can_act_on_is_only_logged(tmp_path: Path) -> None:
+    heard: list[str] = []
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+    data = {f"site-{n:02}": (x * (n + 1), (x[:, 0] > 0).astype("int64")) for n in range(12)}
+    fedbn.fit(data, "mlp", rounds=1, notes=heard.append, out=tmp_path / "out")
+    assert heard == []
+    assert not (tmp_path / "out" / "warnings.jsonl").exists()
+    assert "DEBUG   fedbn seed 0: clients train in stacks" in (tmp_path / "out/run.log").read_text()
+
+
+def test_how_datasets_are_compared_is_only_logged(tmp_path: Path) -> None:
+    heard: list[str] = []
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    fedbn.fit({"a": data, "b": data}, "mlp", rounds=1, notes=heard.append, out=tmp_path / "out")
+    assert heard == []
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "DEBUG   Datasets are read a batch at a time" in log
 
 
 def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:

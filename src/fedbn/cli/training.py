@@ -220,7 +220,7 @@ def rehearse(
     find_trackers(log)
     jobs = prepare(experiment, planner)
     federation = planner.federation(jobs[0].setting.experiment)
-    say(*planner.warnings)
+    say(*(text for text in planner.warnings if planner.level(text) != "debug"))
     settings = resolved(experiment, federation)
     if as_json:
         emit(json.dumps({"configuration": settings, "jobs": [job.key for job in jobs]}, indent=2))

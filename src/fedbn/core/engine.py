@@ -22,6 +22,7 @@ from torch import Tensor
 from fedbn.core import rounds, scoring
 from fedbn.core.best_round import EarlyStop
 from fedbn.core.federation import Client, Split
+from fedbn.core.findings import Detail
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Replica, Speedups
@@ -142,7 +143,7 @@ class OneByOne:
         lazy = any(not isinstance(client.train, Split) for client in plan.federation.clients)
         self._draws = bool(found.draws) or lazy
         self._speedups = speedups
-        said = ["clients are scored without folding BatchNorm: slower"] if slower else []
+        said = [Detail("clients are scored without folding BatchNorm: slower")] if slower else []
         self.notes: Sequence[str] = [*found.notes, *said]
         self.repeatable = found.repeats and device == "cpu"
 

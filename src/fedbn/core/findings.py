@@ -41,6 +41,10 @@ class Warned(str):
     severity: Severity = "warning"
 
 
+class Detail(str):
+    """A message that asks nobody to do anything: it is logged and not shown."""
+
+
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Put errors first; otherwise the order stays."""
     return sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))

@@ -8,7 +8,6 @@ everything is read lazily.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -48,6 +47,7 @@ _SHAPES = (
 _PARTS = {2: ("train", "test"), 3: ("train", "valid", "test")}
 _FEWEST = 3
 _LOG = logging.getLogger("fedbn")
+_RANDOM = "gives different samples for one index, as random transforms do"
 
 
 def federation_of(
@@ -210,11 +210,6 @@ def _federation(
         clients.append(Client(name, name, mine["train"], {name: mine["test"]}, mine.get("valid")))
     remarks += _augmented_tests(parts)
     remarks += shared_ids_warning(trained, tested, options.group_scope)
-    if lazy:
-        remarks.append(
-            "Datasets are read a batch at a time; whether they changed is told by their length and "
-            "64 samples of each"
-        )
     columns = {part.columns for part in parts.values()}  # one, or none where a part is no frame
     told: dict[str, Any] = (
         {"frame": next(iter(columns))} if len(columns) == 1 and columns != {()} else {}
@@ -260,19 +255,55 @@ def _sides_by_id(
 
 
 def _augmented_tests(parts: Mapping[Any, _Part]) -> list[Warned]:
-    """Warn about Datasets with random transforms of which a test part is held out."""
+    """Warn about random transforms of samples that models are scored on."""
+    scored_on = {
+        key: each.dataset
+        for key, each in parts.items()
+        if key[1] != "train" and each.dataset is not None and len(each)
+    }
+    differ = {
+        key: dataset_samples.reads_differ(one)
+        for key, one in {id(one): one for one in scored_on.values()}.items()
+    }
+    random = [key for key, one in scored_on.items() if differ[id(one)]]
+    divided = [name for name, part in random if part == "all"]
+    scored = [f"{name} ({part})" for name, part in random if part != "all"]
+    found = []
+    if divided:
+        found.append(
+            f"the Dataset of {listed(divided)} {_RANDOM}. The part that is held out for testing "
+            "goes through the same transforms; give two Datasets, (train, test), of which the "
+            "second has none"
+        )
+    if scored:
+        found.append(
+            f"the Dataset of {listed(scored)} {_RANDOM}, so models are scored on changed samples; "
+            "leave random transforms out of it"
+        )
+    return [Warned(text) for text in found]
+
+
+def _datasets_of(split: LazySplit) -> list[Any]:
+    """Return the Datasets that samples of a split are read from."""
+    return [split.loader.sources[which].dataset for which in split.rows[:, 0].unique().tolist()]
+
+
+def augmented_validation(federation: Federation) -> list[Warned]:
+    """Warn about random transforms of training Datasets that a validation part is held out of."""
     found = [
-        name
-        for (name, part), each in parts.items()
-        if part == "all" and each.dataset is not None and dataset_samples.reads_differ(each.dataset)
+        client.name
+        for client in federation.clients
+        if client.valid is None
+        and isinstance(client.train, LazySplit)
+        and any(map(dataset_samples.reads_differ, _datasets_of(client.train)))
     ]
     if not found:
         return []
     return [
         Warned(
-            f"the Dataset of {listed(found)} gives different samples for one index, as random "
-            "transforms do. The part that is held out for testing goes through the same "
-            "transforms; give two Datasets, (train, test), of which the second has none"
+            f"the training Dataset of {listed(found)} {_RANDOM}. The part that "
+            "evaluation.validation holds out goes through the same transforms; give three "
+            "Datasets, (train, valid, test), of which only the first has random transforms"
         )
     ]
 
@@ -280,9 +311,9 @@ def _augmented_tests(parts: Mapping[Any, _Part]) -> list[Warned]:
 def _meaning(
     parts: Mapping[Any, _Part], given: Sequence[str] | None, task: str | None
 ) -> tuple[Meaning, dict[Any, _Part], list[str]]:
-    """Return what all targets mean; the parts, with targets that were read; and remarks."""
+    """Return what all targets mean; the parts, with targets that were read; and messages."""
     names = given or _agreed(parts.values())
-    found, raw, remarks = dict(parts), [], list[str]()
+    found, raw = dict(parts), list[RawTargets]()
     for key, part in parts.items():
         if not len(part):
             continue
@@ -290,14 +321,13 @@ def _meaning(
         if y is None:
             y = _target(part, 0)[None]
             if names is None and (y.dtype.kind != "f" or task != "regression"):
-                y, text = _read_targets(part)
-                remarks += [text] if text else []
+                y = _read_targets(part)
                 if len(y) == len(part):
                     found[key] = replace(part, y=y)
         shape = () if part.x is None else tuple(part.x.shape[1:])
         raw.append(RawTargets(part.where, y, shape))
     meaning = meaning_of(raw, names, task)
-    return meaning, found, [*remarks, *meaning.notes]
+    return meaning, found, [*meaning.notes]
 
 
 def _target(part: _Part, index: int) -> NDArray[Any]:
@@ -324,35 +354,30 @@ def _agreed(parts: Iterable[_Part]) -> list[str] | None:
     return named.get(first)
 
 
-def _read_targets(part: _Part) -> tuple[NDArray[Any], str]:
+def _read_targets(part: _Part) -> NDArray[Any]:
     """Read the targets of a Dataset that tells neither them nor its classes.
 
     Reading stops at the first float with a fraction: the targets are numbers then.
 
     Returns:
-        The targets that were read, and a remark where these are all of them.
+        All targets; or one, where they are numbers.
     """
-    way_out = (
-        "classes = [...] (in fit: data__classes), an attribute `targets`, or for numbers the task "
-        "'regression' spares this"
-    )
-    begun = time.monotonic()
     found: list[NDArray[Any]] = []
     for index in range(len(part)):
         found.append(_target(part, index))
         if found[-1].dtype.kind == "f" and bool((found[-1] % 1 != 0).any()):
-            return found[-1][None], ""
+            return found[-1][None]
         if index == 1:
-            text = f"reading all {len(part)} samples once for their labels; {way_out}"
-            _LOG.warning(f"{part.where}: {text}")
-    took = f"{time.monotonic() - begun:.1f} s"
+            _LOG.warning(
+                f"{part.where}: reading all {len(part)} samples to find their labels. This is not "
+                "needed where the Dataset has an attribute `targets`, where data.classes names "
+                "the classes, or where the task is 'regression'"
+            )
     try:
         values = np.stack(found)
     except ValueError as error:
         raise DataError(f"{part.where}: targets of different shapes") from error
-    return dataset_samples.in_one_column(values), (
-        f"{part.where}: all {len(part)} samples were read once for their labels ({took}); {way_out}"
-    )
+    return dataset_samples.in_one_column(values)
 
 
 def _targets(meaning: Meaning, part: _Part) -> Tensor:
@@ -362,7 +387,8 @@ def _targets(meaning: Meaning, part: _Part) -> Tensor:
     negative = (y < 0).nonzero() if meaning.kind is Targets.CLASS else ()
     for sample in negative[:1]:  # before the division class by class, which counts labels from 0
         raise DataError(
-            f"{part.where}: label {int(y[sample])} of sample {int(sample)}; expected 0 or more"
+            f"{part.where}: label {int(y[sample])} of sample {int(sample)}; expected 0 or more, "
+            "because classes are numbered from 0"
         )
     return y
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Federation, Split
-from fedbn.core.findings import check_federation
+from fedbn.core.findings import Detail, check_federation
 from fedbn.core.plan import Plan, Training, named, remarks
 from fedbn.core.randomness import with_validation
+from fedbn.data.python_data import augmented_validation
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments import sources
 from fedbn.experiments.column_scales import scale_warning
@@ -23,11 +24,16 @@ from fedbn.experiments.jobs import Job, axes
 from fedbn.experiments.schema import DataSection, Experiment, TrainingSection
 from fedbn.experiments.shared_data import share, shared
 from fedbn.fast.stacked_training import unbatchable, unknown_rules
+from fedbn.runs.messages import Level
 from fedbn.tasks.making import TaskChoice
 
 _WORTH_STACKING = 10
 _MANY = 1000  # clients
 OF_DATA = " of data "
+_SAMPLED = Detail(
+    "Datasets are read a batch at a time. Their length and 64 samples of each tell whether they "
+    "changed"
+)
 EngineName = Literal["plain", "batched"]
 
 
@@ -61,7 +67,7 @@ class Planner:
         asked = job.setting.experiment.engine
         engine = _engine(asked, plan)
         if asked == "auto" and _worth_stacking(plan) and (why := unknown_rules(plan)):
-            said = f"clients train one by one: {why}"
+            said = Detail(f"clients train one by one: {why}")
             if unbatchable(plan) == why and said not in self.warnings:
                 self.warnings.append(said)
         return plan if engine == plan.engine else replace(plan, engine=engine)
@@ -88,7 +94,9 @@ class Planner:
         named = sources.named_files(experiment.model.weights, experiment.model)
         self.information.update(named)
         if not plan.score_all and experiment.evaluation.clients is None:
-            named.append(f"{count:,} clients: those that take part are scored, all at the end")
+            text = f"{count:,} clients: those that take part are scored, all at the end"
+            self.information.add(text)
+            named.append(text)
         suggested = experiment.model.name or sources.suggested_for(federation)
         if suggested == "mlp" and self._make_model is None:
             named += filter(None, [scale_warning(federation)])
@@ -105,9 +113,18 @@ class Planner:
             recognized = sources.data_name(section)[1]
             self.information.update(filter(None, [recognized, *files]))
             said = [recognized, *files, *found.remarks]
+            if self._given is not None and _is_lazy(found):
+                said.append(_SAMPLED)
+                said += augmented_validation(found) if experiment.evaluation.validation else []
             self.warnings += [text for text in [*said, *check_federation(found)] if text]
             self._data[key] = found
         return self._data[key]
+
+    def level(self, text: str) -> Level:
+        """Return how a message of `warnings` is told."""
+        if isinstance(text, Detail):
+            return "debug"
+        return "info" if text in self.information else "warning"
 
     def shared(self, todo: Sequence[Job]) -> int | None:
         """Move the data of some jobs to memory that other processes map; gives its descriptor."""
@@ -199,13 +216,18 @@ def _engine(asked: str, plan: Plan) -> EngineName:
     bias before BatchNorm is nothing but rounding), so that both engines drift apart.
     """
     worth = _worth_stacking(plan)
-    lazy = any(not isinstance(client.train, Split) for client in plan.federation.clients)
+    lazy = _is_lazy(plan.federation)
     if asked == "plain" or plan.method.pooled or (asked == "auto" and (lazy or not worth)):
         return "plain"
     reason = "the data is not in memory" if lazy else unbatchable(plan)
     if reason and asked == "batched":
         raise ConfigError(f"engine = 'batched': {reason}; 'plain' and 'auto' work")
     return "plain" if reason else "batched"
+
+
+def _is_lazy(federation: Federation) -> bool:
+    """True if samples are read when they are needed."""
+    return any(not isinstance(client.train, Split) for client in federation.clients)
 
 
 def _worth_stacking(plan: Plan) -> bool:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from fedbn import fast
 from fedbn.core.best_round import Validation, best_round, early_stop, validation
 from fedbn.core.engine import EmbeddedEngine, Engine, Round, RoundCost, cores
+from fedbn.core.findings import Detail
 from fedbn.core.metric import ACCURACY, Metric, first_metric
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState
@@ -341,7 +342,8 @@ def rounds_of(
     metric, judged = (measured[0], measured[0].facts()) if measured else (ACCURACY, {})
     scores = validation(earlier, metric)
     for text in engine.notes:
-        tell(Event("note", key, text=text))
+        level: Level = "debug" if isinstance(text, Detail) else "warning"
+        tell(Event("note", key, text=text, level=level))
     try:
         while not (early := early_stop(scores, patience, metric)) and state.round < rounds:
             gave = engine.round(state)
@@ -449,7 +451,7 @@ def start(
     forget_ends(folder, todo)
     listener = to_all(RunLog(folder, experiment.checkpoint.every), listener)
     for text in [*planner.warnings, *notes]:
-        level: Level = "info" if text in planner.information else "warning"
+        level = planner.level(text)
         listener(Event("note", todo[0].key, text=text, whole=True, level=level))
     count = workers or experiment.workers or cores()
     maker = partial(embedded_job, planner=planner, workers=count)

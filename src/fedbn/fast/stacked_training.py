@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedbn.core import rounds
 from fedbn.core.engine import Pool, measured_or_refused, told_apart
 from fedbn.core.federation import AnySplit, Client, Split, all_targets, scaled, widened
+from fedbn.core.findings import Detail
 from fedbn.core.local_training import Optimizer, make_optimizer
 from fedbn.core.method import Proximal
 from fedbn.core.metric import ACCURACY
@@ -377,7 +378,7 @@ class Stacks:
                 for _ in range(count)
             ]
         )
-        self.notes: Sequence[str] = [f"clients train in stacks of {self._size}"]
+        self.notes: Sequence[str] = [Detail(f"clients train in stacks of {self._size}")]
 
     def train(self, clients: Sequence[Client], state: RunState) -> Iterator[Outcome]:
         """Train these clients for one round."""
