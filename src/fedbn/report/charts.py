@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -230,10 +230,14 @@ def gain_bars(
     gains: Sequence[Gain],
     metric: Metric,
     intervals: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    others: Iterable[float] = (),
+    statistics: str = "",
 ) -> Markup:
     """Draw one bar per client: the mean over seeds, a whisker for its interval, one dot per seed.
 
     `intervals` has the ends of the 95 % interval by client, and of the mean as `mean of clients`.
+    The axis has room for `others` too, so that several drawings have the same axis. `statistics`
+    is the kind that both methods are scored with, where there are several.
     """
     rows = [*gains, *([duel.mean] if duel.mean else [])]
     title = f"Gain of {duel.new} over {duel.old}"
@@ -244,10 +248,13 @@ def gain_bars(
     what = f"points of {metric.words}" if metric.unit == PERCENT else metric.title
     values = [value for gain in rows for value in gain.by_seed.values()]
     values += [end for ends in named for end in ends or ()]
+    values += others
     low, high = min(0.0, *values), max(0.0, *values)
     room = 0.06 * (high - low) or 1.0
     span = (low - room if low < 0 else 0.0), high + room
-    return bars(f"{title}, {what}", f"{title}, in {what}: {said}", span, drawn, "+")
+    both = f", both with {statistics} statistics" if statistics else ""
+    spoken = f"{title}{both}, in {what}: {said}"
+    return bars(f"{title}, {what}", spoken, span, drawn, "+")
 
 
 def _gain(

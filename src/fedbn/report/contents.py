@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedbn.core.metric import PERCENT, Metric
 from fedbn.core.state import Entry
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
 from fedbn.errors import ConfigError
 from fedbn.results import aggregate, comparison
 from fedbn.results.run_files import RunFiles
@@ -132,9 +133,15 @@ class RunContents(RunFiles):
     name: str = ""
 
     @property
+    def drawable(self) -> tuple[aggregate.Row, ...]:
+        """The rows that have a learning curve."""
+        drawn = {*self.table.drawn}
+        return tuple(row for row in self.summary.rows if row.key in drawn)
+
+    @property
     def rows(self) -> tuple[aggregate.Row, ...]:
         """The rows that can be drawn in one figure."""
-        return self.summary.rows[:MOST_LABELS]
+        return self.drawable[:MOST_LABELS]
 
     def curves(
         self, column: str, measure: aggregate.Measure | None = None
@@ -142,31 +149,49 @@ class RunContents(RunFiles):
         """A number over rounds, of a client or on average, a curve a row."""
         return self.table.curves(column, measure, [row.key for row in self.rows])
 
-    @cached_property
+    @property
     def duel(self) -> aggregate.Duel | None:
-        """FedBN against FedAvg; splits of the data count as repetitions, like seeds."""
-        found = aggregate.duel(self.table, self.summary, self.report)
-        if found is None:
-            return None
-        labels = {row.key.label: row.key for row in self.summary.rows}
-        new, old = (comparison.without_splits(labels[name]) for name in (found.new, found.old))
-        if (new.label, old.label) == (found.new, found.old):
-            return found
-        return self._side.duel(new, old)
+        """FedBN against FedAvg, both scored with running statistics."""
+        return self.duels.get(RUNNING)
+
+    @cached_property
+    def duels(self) -> Mapping[str, aggregate.Duel]:
+        """FedBN against FedAvg, by the kind of statistics that both are scored with.
+
+        Splits of the data count as repetitions, like seeds.
+        """
+        found: dict[str, aggregate.Duel] = {}
+        for kind in STATISTICS_KINDS:
+            one = aggregate.duel(self.table, self.summary, self.report, kind)
+            if one is None:
+                continue
+            labels = {row.key.label: row.key for row in self.summary.rows}
+            new, old = (comparison.without_splits(labels[name]) for name in (one.new, one.old))
+            if (new.label, old.label) == (one.new, one.old):
+                found[kind] = one
+            elif whole := self._side.duel(new, old):
+                found[kind] = whole
+        return found
 
     @cached_property
     def _side(self) -> comparison.Side:
         return comparison.Side(self.path, self.records, self.config, self.environment)
 
-    @cached_property
+    @property
     def test(self) -> comparison.Pair | None:
         """The paired test of the two methods of `duel`, by the rules of `fedbn compare`."""
+        return self.tests.get(RUNNING)
+
+    @cached_property
+    def tests(self) -> Mapping[str, comparison.Pair]:
+        """The paired tests of `duels`, adjusted for all of their lines."""
         if self.duel is None:
-            return None
+            return {}
         names = [self.duel.old, self.duel.new]
         with suppress(ConfigError):  # they have no seed in common
-            return comparison.compare(self._side, self._side, names).pairs[0]
-        return None
+            pairs = comparison.compare(self._side, self._side, names).pairs
+            return {pair.statistics: pair for pair in pairs}
+        return {}
 
 
 def gain_said(gain: float, metric: Metric) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fedbn.core.metric import PERCENT, Metric
+from fedbn.core.statistics_kinds import RUNNING
 from fedbn.report.charts import gain_bars, histogram, legend, looks, loss_axis, panel, score_axis
 from fedbn.report.contents import MOST_LABELS, RunContents, gain_said
 from fedbn.report.document import Beside, Figures, Part, Section, Text, Tile, Tiles, table
+from fedbn.results import name_and_statistics
 from fedbn.results.aggregate import (
     EQUAL,
     LOSS,
@@ -21,8 +23,8 @@ from fedbn.results.aggregate import (
     reached,
 )
 from fedbn.results.comparison import Line, Pair, changes
-from fedbn.results.result_table import Grid, Shown, condensed, grid_of, readable
-from fedbn.text import bytes_said, counted, spread
+from fedbn.results.result_table import SCORED_WITH, Grid, Shown, condensed, grid_of, tables_of
+from fedbn.text import bytes_said, counted, listed, spread
 
 _MOST_COLUMNS, _MOST_ROWS = 9, 40
 _UNSCORED = Text("No round has been scored yet.", kind="remark")
@@ -31,18 +33,22 @@ _UNSCORED = Text("No round has been scored yet.", kind="remark")
 def glance(run: RunContents) -> list[Part]:
     """The numbers to remember."""
     tiles = []
-    ranked = [row for row in run.summary.rows if MEAN in row.cells]
+    running = [row for row in run.summary.rows if row.key.statistics == RUNNING]
+    ranked = [row for row in running if MEAN in row.cells]
     if ranked:
         top = run.metric.best(row.cells[MEAN].mean for row in ranked)
         best = next(row for row in ranked if row.cells[MEAN].mean == top)
         detail = f"highest mean of {counted(len(ranked), 'method')}, over clients"
         if not run.metric.higher:
             detail = detail.replace("highest", "lowest")
+        if len(running) < len(run.summary.rows):
+            detail += ", with running statistics"
         value = f"{best.cells[MEAN]} {run.metric.unit}".rstrip()
         tiles.append(Tile(value, f"test {run.metric.words} of {best.key.label}", detail))
     fight = run.duel
     if fight and fight.mean and run.test:
         tiles += _difference(run, fight, run.test)
+        tiles += _difference_of_weights(run, fight)
     tiles += _kept(run, fight.new if fight else None)
     return [Tiles(tuple(tiles))] if tiles else []
 
@@ -70,6 +76,28 @@ def _difference(run: RunContents, fight: Duel, pair: Pair) -> list[Tile]:
     detail = f"95 % interval {interval}; of {counted(len(own), 'client')}: {', '.join(kinds)}"
     speed = _speed(run, fight) if line.verdict == "better" else []
     return [Tile(gain, label, detail), *speed]
+
+
+def _difference_of_weights(run: RunContents, fight: Duel) -> list[Tile]:
+    """The difference in the mean where both methods are scored with the same statistics."""
+    kind = next((kind for kind in ("exact", "batch") if kind in run.tests), None)
+    line = run.tests[kind].mean if kind else None
+    if line is None:
+        return []
+    value = f"{gain_said(_gain_of(line, run.metric), run.metric)} {run.metric.points}"
+    interval = interval_said(line, run.metric)
+    count = counted(line.test.repetitions, run.tests[kind or ""].axis)
+    detail = {
+        "same": "equal in every repetition",
+        "too few": f"in the mean of {count}, which cannot decide",
+        "not shown": f"95 % interval {interval}: not statistically significant",
+    }.get(line.verdict, f"95 % interval {interval}")
+    return [Tile(value, f"{fight.new} over {fight.old}, both with {kind} statistics", detail)]
+
+
+def _gain_of(line: Line, metric: Metric) -> float:
+    """The difference of a line as a gain, where more is better."""
+    return metric.gain(line.test.difference, 0.0)
 
 
 def interval_said(line: Line, metric: Metric) -> str:
@@ -126,7 +154,7 @@ def _spread(run: RunContents) -> list[Part]:
     """How many clients' scores are spread, drawn."""
     values = {
         row.key.label: [cell.mean for name, cell in row.cells.items() if name not in MEANS]
-        for row in run.rows
+        for row in run.summary.rows[:MOST_LABELS]
     }
     if len(run.summary.columns) <= _MOST_ROWS or not all(values.values()):
         return []
@@ -140,15 +168,17 @@ def _tables(summary: Summary) -> list[Part]:
         return [_table(head, "method", grid_of(summary))]
     clients = tuple(name for name in summary.columns if name not in MEANS)
     names = (*(name for name in MEANS if name in summary.columns), *clients)
-    every = grid_of(replace(summary, columns=names)).turned
+    every = tables_of(replace(summary, columns=names), 0)
     if len(names) <= _MOST_ROWS:
-        return [_table(head, "client", every)]
-    whole = _table(f"{head}: all {len(clients):,} clients", "client", every, folded=True)
-    return [_table(head, "", readable(condensed(summary), 0)), whole]
+        return [_table(head, "client", one) for one in every]
+    all_of_them = f"{head}: all {len(clients):,} clients"
+    whole = [_table(all_of_them, "client", one, folded=True) for one in every]
+    return [*(_table(head, "", one) for one in tables_of(condensed(summary), 0)), *whole]
 
 
 def _table(title: str, first: str, grid: Grid, folded: bool = False) -> Part:
     rows = [[Shown(name), *row] for name, row in zip(grid.rows, grid.cells, strict=True)]
+    title = f"{title}, {grid.heading}" if grid.heading else title
     return table(title, [first, *grid.columns], rows, folded=folded)
 
 
@@ -169,8 +199,11 @@ def learning(run: RunContents) -> Section:
     parts: list[Part] = [Figures(panels, legend(look))] if panels else []
     if len(names) > _MOST_PANELS:
         parts.append(Text(f"{_MOST_PANELS} of {len(names):,} clients are drawn, evenly spread."))
-    if len(run.summary.rows) > len(run.rows):
-        parts.append(Text(f"The first {MOST_LABELS} of {len(run.summary.rows)} rows are drawn."))
+    if len(run.drawable) > len(run.rows):
+        parts.append(Text(f"The first {MOST_LABELS} of {len(run.drawable)} rows are drawn."))
+    if once := [row for row in run.summary.rows if row not in run.drawable]:
+        kinds = listed(list(dict.fromkeys(row.key.statistics for row in once)))
+        parts.append(Text(f"Scored in one round alone, so without a curve: {kinds} statistics."))
     lead = (
         f"Test {run.metric.title} after every scored round: the mean over seeds, shaded ± one "
         "standard deviation. Point at a round for its numbers."
@@ -200,24 +233,51 @@ def gains(run: RunContents) -> Section:
     if fight is None:
         text = "Needs FedBN and FedAvg, scored for the same seed; this run does not have both."
         return Section("gain", "Gain by client", "", (Text(text, kind="remark"),))
-    half, kept = _MOST_BARS // 2, list(fight.gains)
-    if len(kept) > _MOST_BARS:
-        kept.sort(key=lambda gain: gain.mean)
-        kept = [*kept[:half], *kept[-half:]]
     seeds = len({seed for gain in fight.gains for seed in gain.by_seed})
     metric = run.metric
-    lines = {line.client: line for line in run.test.lines} if run.test else {}
-    intervals = intervals_of(lines.values(), metric)
+    lines = [line for pair in run.tests.values() for line in pair.lines]
     first, second = (fight.new, fight.old) if metric.higher else (fight.old, fight.new)
     words = metric.words
     lead = f"{words.capitalize()} with {first} minus {words} with {second}, client by client."
     if seeds > 1:
         lead += " A circle is one seed."
-    if intervals:
+    if intervals_of(lines, metric):
         lead += " The line is the 95 % interval, which holds for all clients at once."
-    if run.test and any(line.verdict == "too few" for line in lines.values()):
-        few = counted(min(line.test.repetitions for line in lines.values()), run.test.axis)
+    if run.test and any(line.verdict == "too few" for line in lines):
+        few = counted(min(line.test.repetitions for line in lines), run.test.axis)
         lead += f" {few} cannot decide whether a difference is more than chance."
+    parts: list[Part] = []
+    if len(run.duels) > 1:
+        parts.append(_gains_in_the_mean(run))
+    for kind, one in run.duels.items():
+        parts += _gain_by_client(run, one, kind)
+    return Section("gain", f"What clients gain by {fight.new}", lead, tuple(parts))
+
+
+def _gains_in_the_mean(run: RunContents) -> Part:
+    """The gain in the mean with each kind of statistics that both methods are scored with."""
+    rows = []
+    for kind in run.duels:
+        line = run.tests[kind].mean if kind in run.tests else None
+        cells = ["–", "–", "–"]
+        if line:
+            gain = gain_said(_gain_of(line, run.metric), run.metric)
+            decided = line.verdict != "too few"
+            interval = interval_said(line, run.metric) if decided else "–"
+            cells = [gain, interval, _VERDICTS.get(line.verdict, line.verdict)]
+        rows.append([f"{kind} statistics", *cells])
+    header = ["both scored with", f"gain, {run.metric.points}", "95 % interval", "result"]
+    return table("Gain in the mean of clients", header, rows)
+
+
+def _gain_by_client(run: RunContents, fight: Duel, kind: str) -> list[Part]:
+    """The gain of each client with one kind of statistics, drawn and in numbers."""
+    half, kept, metric = _MOST_BARS // 2, list(fight.gains), run.metric
+    if len(kept) > _MOST_BARS:
+        kept.sort(key=lambda gain: gain.mean)
+        kept = [*kept[:half], *kept[-half:]]
+    lines = {line.client: line for line in run.tests[kind].lines} if kind in run.tests else {}
+    intervals = intervals_of(lines.values(), metric)
     every = [*kept, *([Gain(_MEAN_NAME, fight.mean.by_seed)] if fight.mean else [])]
     stds = [f"{g.std:{metric.form}}" if len(g.by_seed) > 1 else "–" for g in every]
     rows = []
@@ -227,13 +287,33 @@ def gains(run: RunContents) -> Section:
         told = _VERDICTS.get(line.verdict, line.verdict) if line else "–"
         rows.append([gain.client, gain_said(gain.mean, metric), std, interval, told])
     header = ["client", f"gain, {metric.points}", "std", "95 % interval", "result"]
+    heading = f"both {SCORED_WITH[kind]}" if len(run.duels) > 1 else ""
     numbers = table("In numbers", header, rows)
-    drawn = Figures((gain_bars(fight, kept, metric, intervals),))
-    parts: list[Part] = [Beside((drawn, numbers))]
+    named = replace(fight, new=_name(fight.new), old=_name(fight.old))
+    several = kind if len(run.duels) > 1 else ""
+    picture = gain_bars(named, kept, metric, intervals, _ends_of_gains(run), several)
+    drawn = Figures((picture,))
+    parts: list[Part] = [Text(f"{heading[:1].upper()}{heading[1:]}:")] if heading else []
+    parts.append(Beside((drawn, numbers)))
     if len(kept) < len(fight.gains):
         text = f"Of {len(fight.gains):,} clients, the {half} that gain least and the {half} most."
         parts.append(Text(text))
-    return Section("gain", f"What clients gain by {fight.new}", lead, tuple(parts))
+    return parts
+
+
+def _ends_of_gains(run: RunContents) -> list[float]:
+    """All numbers that the drawings of gains show, because they share their axis."""
+    if len(run.duels) < 2:
+        return []
+    gains = [gain for fight in run.duels.values() for gain in (*fight.gains, fight.mean) if gain]
+    found = [value for gain in gains for value in gain.by_seed.values()]
+    for pair in run.tests.values():
+        found += [end for ends in intervals_of(pair.lines, run.metric).values() for end in ends]
+    return found
+
+
+def _name(label: str) -> str:
+    return name_and_statistics(label)[0]
 
 
 def convergence(run: RunContents) -> Section:
