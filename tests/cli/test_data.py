@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from commanding import Answer, call
-from fedbn.data import preparation
-from fedbn.data.preparation import Remote
+from fedbn.data import downloads
+from fedbn.data.downloads import Remote
 from fedbn.datasets.pictures import OFFICE_CALTECH10 as OFFICE
 
 NAMES = {"digits", "office_caltech10", "domainnet", "abide", "digits_mini", "synth_digits"}
@@ -142,7 +142,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         remote = Remote(f"http://127.0.0.1:{server.server_port}/", sums)
-        monkeypatch.setattr(preparation, "REMOTE", {"mnist": remote})
+        monkeypatch.setattr(downloads, "REMOTE", {"mnist": remote})
         monkeypatch.setenv("NO_PROXY", "*")
         yield
         server.shutdown()

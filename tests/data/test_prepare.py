@@ -24,8 +24,8 @@ from raw_digits import (
 
 import fedbn.datasets
 from fedbn import registry
-from fedbn.data import preparation
-from fedbn.data.preparation import DownloadListener, Remote, provide
+from fedbn.data import downloads
+from fedbn.data.downloads import DownloadListener, Remote, provide
 from fedbn.data.storage import Info
 from fedbn.datasets import info_of
 from fedbn.datasets.digits import digits
@@ -117,8 +117,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     files = {name: (tmp_path / "web" / name).read_bytes() for name in names}
     started = Server(files)
     monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(preparation, "WAIT", 0.01)
-    monkeypatch.setattr(preparation, "REMOTE", {"mnist": started.remote})
+    monkeypatch.setattr(downloads, "WAIT", 0.01)
+    monkeypatch.setattr(downloads, "REMOTE", {"mnist": started.remote})
     yield started
     started.close()
 

@@ -17,7 +17,7 @@ from fedbn.cli import completion, console
 from fedbn.cli.console import BUT_FIRST, emit, print_table, say
 from fedbn.cli.data import Options, section_of, subjects
 from fedbn.core.federation import Federation
-from fedbn.data.preparation import DownloadListener, provide
+from fedbn.data.downloads import DownloadListener, provide
 from fedbn.datasets import info_of
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments.sources import load_federation
