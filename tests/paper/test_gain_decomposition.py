@@ -92,7 +92,7 @@ def test_tables_are_made_of_what_is_stored(outcome: Outcome, folder: Path):
 def test_the_figure_is_drawn(outcome: Outcome):
     assert [figure.name for figure in outcome.figures] == [f"{NAME}.svg", f"{NAME}.png"]
     text = outcome.figures[0].read_text(encoding="utf-8")
-    assert all(said in text for said in ("embedded digits", "as printed", "FedBN ahead"))
+    assert all(said in text for said in ("embedded digits", "as printed", "FedBN is ahead"))
 
 
 def test_a_stored_part_is_not_trained_again(

@@ -33,7 +33,7 @@ from fedbn.paper.gain_scoring import (
 )
 from fedbn.paper.items import Cell, Request, Row, Table
 from fedbn.results import BLUE, GREEN, ORANGE, VERMILION
-from fedbn.results.figures import PAGE, plain, saved, styled
+from fedbn.results.figures import PAGE, headed, plain, saved, styled
 from fedbn.results.paired_tests import paired
 from fedbn.text import counted
 
@@ -281,7 +281,7 @@ def _ratio(study: Study, mine_by: str, theirs_by: str, last: bool, family: int) 
 
 
 _SERIES: Mapping[str, tuple[str, str, str]] = {
-    "as printed": ("as printed", VERMILION, "o"),
+    "as printed": ("as printed: each method with the averages that it leaves", VERMILION, "o"),
     "FedAvg pooled": ("FedAvg with exact statistics of all clients' data together", ORANGE, "^"),
     "FedAvg local": ("FedAvg with each client's own running averages", BLUE, "s"),
     "both exact": ("both with each client's own exact statistics", GREEN, "D"),
@@ -308,10 +308,13 @@ def draw(request: Request, studies: Sequence[Study]) -> tuple[Path, ...]:
             look: dict[str, Any] = {"color": colour, "marker": marker, "ls": "", "markersize": 4}
             look |= {"capsize": 1.5, "elinewidth": 0.8}
             axis.errorbar([cell.ours for cell in cells], at, xerr=reach, **look)
+        for place in range(1, len(studies)):
+            axis.axhline(place - 0.5, color="0.85", lw=0.6)
+        headed(axis, "How far FedBN is ahead of FedAvg")
         axis.set_yticks(range(len(studies)), [plain(study.title) for study in studies[::-1]])
         axis.set_ylim(-0.6, len(studies) - 0.4)
         axis.grid(axis="y", visible=False)
-        axis.set_xlabel("← FedAvg ahead      points of test score      FedBN ahead →")
+        axis.set_xlabel("points of test score (left of 0 FedAvg is ahead)")
         handles = [
             Line2D([], [], color=colour, marker=marker, ls="", markersize=4, label=label)
             for label, colour, marker in _SERIES.values()
