@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.baseline import Apart
 from benchmarks.commands import commands, engine, peers, sharing
 from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
-from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.aggregation import mean_of
 from fedbn.core.engine import cores
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.plan import Plan, Training
@@ -78,7 +78,7 @@ class Ours:
 
     def round(self) -> None:
         """Do a round."""
-        self.state, _ = run_round(self.plan, self.state, self.crew.train)
+        self.state = run_round(self.plan, self.state, self.crew.train).state
 
     def score(self) -> None:
         """Score every client."""
@@ -264,7 +264,7 @@ def aggregation(peak: float) -> list[Row]:
         packs = [ours.state.shared.clone() for _ in range(5)]
 
         def average() -> None:
-            Mean().combine((Weighted(pack, 1.0) for pack in packs), ours.state.shared)
+            mean_of(packs)
 
         row = Row("averaging 5 digit models", "s")
         return [interleaved(row, plain.average, average, _PASSES)]

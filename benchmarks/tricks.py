@@ -70,7 +70,7 @@ ROWS = {
 
 def _work(row: str) -> Callable[[], None]:
     from benchmarks.bench import Ours, pictures
-    from fedbn.core.aggregation import Mean, Weighted
+    from fedbn.core.aggregation import mean_of
     from fedbn.models.networks import alexnet, digit_cnn
 
     digit = partial(digit_cnn, 10, (3, 28, 28))
@@ -82,7 +82,7 @@ def _work(row: str) -> Callable[[], None]:
         return Ours(pictures(5, 2, 600, 28), digit).score
     shared = Ours(pictures(5, 4, 4, 28), digit).state.shared
     packs = [shared.clone() for _ in range(5)]
-    return lambda: Mean().combine((Weighted(pack, 1.0) for pack in packs), shared) and None
+    return lambda: mean_of(packs) and None
 
 
 def _measure(row: str, variant: str) -> None:

@@ -122,7 +122,7 @@ def test_the_draws_of_the_caller_are_left_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_tied_weights_and_counters_of_other_types_are_told_apart():
+def test_tied_weights_and_counters_of_other_types_are_split_rejections():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedbn
-from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.aggregation import ClientUpdate, CollectingAggregator, mean_of
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.packing import Pack
 from fedbn.core.task import CLASSIFICATION
@@ -72,11 +72,15 @@ class Noisy:
         return sum((w * torch.randn_like(w)).sum() for w in current)
 
 
-class Shaken(Mean):
+class Shaken(CollectingAggregator):
     """A mean with noise."""
 
-    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
-        found = super().combine(updates, like)
+    label = "mean"
+
+    def aggregate(
+        self, updates: Sequence[ClientUpdate], before: Pack, generator: torch.Generator
+    ) -> Pack:
+        found = mean_of(update.shared for update in updates)
         for vector in found.vectors.values():
             if vector.is_floating_point():
                 vector += 0.01 * torch.randn_like(vector)

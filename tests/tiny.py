@@ -79,7 +79,8 @@ def same_runs(a: RunState, b: RunState) -> bool:
     return (
         a.round == b.round
         and same(a.shared, b.shared)
-        and same(a.memory, b.memory)
+        and same(a.server.hooks, b.server.hooks)
+        and same(a.server.optimizer, b.server.optimizer)
         and a.local.keys() == b.local.keys()
         and all(same(a.local[name], b.local[name]) for name in a.local)
         and a.untrained.keys() == b.untrained.keys()
@@ -104,5 +105,5 @@ def done(made: Plan, train: Train | None = None) -> RunState:
     """The state after a plan's last round."""
     state, train = initial_state(made), train or Trainer(made)
     for _ in range(made.training.rounds):
-        state, _ = run_round(made, state, train)
+        state = run_round(made, state, train).state
     return state

@@ -12,7 +12,7 @@ from fedbn.core.federation import Client, Federation
 from fedbn.core.local_training import batches
 from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator
-from fedbn.core.rounds import RunState, participants
+from fedbn.core.rounds import RunState, select_clients
 from fedbn.experiments.runner import run_plan
 from fedbn.methods import paper, parse_method
 from fedbn.models.networks import mlp
@@ -56,7 +56,7 @@ def by_hand(made: Plan) -> tuple[State, dict[str, State]]:
     memory: dict[str, tuple[Tensor, Tensor]] = {}
     for number in range(1, ROUNDS + 1):
         given = {}
-        for client in participants(made, number):
+        for client in select_clients(made, number):
             draws = generator(made.seed, "order", number, client.name)
             sizes = made.training.sizes(len(client.train))
             order = batches(len(client.train), sizes, made.steps(client), draws)
@@ -93,7 +93,7 @@ def test_where_the_operations_are_the_same_so_are_the_bits(method: str) -> None:
 
 def test_what_is_compared_is_not_the_easy_case() -> None:
     made = plan("fedbn", "plain")
-    drawn = [{c.name for c in participants(made, number)} for number in range(1, ROUNDS + 1)]
+    drawn = [{c.name for c in select_clients(made, number)} for number in range(1, ROUNDS + 1)]
     assert any("b" in names for names in drawn)  # and is refused
     assert all(len(names) == 4 for names in drawn)
     assert len({len(c.train) for c in made.federation.clients}) == 5

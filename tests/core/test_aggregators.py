@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from fedbn.core import aggregation
 from fedbn.core.aggregation import (
     Aggregator,
-    Weighted,
+    ClientUpdate,
     krum,
     mean,
     median,
@@ -47,7 +47,10 @@ def pack(w: Sequence[float], var: float = 1.0, count: int = 0, dtype=torch.float
 
 def combined(rule: Aggregator, packs: Sequence[Pack], weights: Sequence[float] = ()) -> Pack:
     rows = zip(packs, weights or [1.0] * len(packs), strict=True)
-    return rule.combine((Weighted(p, w) for p, w in rows), packs[0].layout.zeros())
+    aggregation = rule.begin(packs[0].layout.zeros(), torch.Generator())
+    for index, (update, weight) in enumerate(rows):
+        aggregation.add(ClientUpdate(str(index), update, weight))
+    return aggregation.finish()
 
 
 def test_the_mean_by_hand():
@@ -111,7 +114,7 @@ def test_one_update_is_taken_as_it_is(rule: Aggregator):
 @EVERY_RULE
 def test_no_update_leaves_what_was(rule: Aggregator):
     before = pack([1, 2])
-    assert rule.combine([], before) is before
+    assert rule.begin(before, torch.Generator()).finish() is before
 
 
 @EVERY_RULE

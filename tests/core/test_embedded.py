@@ -17,7 +17,7 @@ from fedbn.core.aggregation import server_adam
 from fedbn.core.bn_statistics import estimate_statistics
 from fedbn.core.engine import Pool
 from fedbn.core.federation import Federation, Split
-from fedbn.core.method import Method
+from fedbn.core.method import Method, ServerState
 from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState, initial_state, train_client
@@ -56,9 +56,12 @@ def written(made: Plan, **how: object) -> tuple[RunState, Diary]:
 def from_disk(state: RunState) -> RunState:
     """The same state in other memory, as a checkpoint gives it back."""
     local = {name: part.clone() for name, part in state.local.items()}
-    memory = {name: value.clone() for name, value in state.memory.items()}
+    server = ServerState(
+        {name: value.clone() for name, value in state.server.hooks.items()},
+        {name: value.clone() for name, value in state.server.optimizer.items()},
+    )
     untrained = {name: part.clone() for name, part in state.untrained.items()}
-    return RunState(state.round, state.shared.clone(), local, memory, untrained)
+    return RunState(state.round, state.shared.clone(), local, server, untrained)
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])

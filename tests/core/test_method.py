@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedbn.core.aggregation import Krum, Mean, krum, mean, median, server_adam, server_momentum
-from fedbn.core.method import Method, Proximal, proximal
+from fedbn.core.method import Method, Proximal, ServerState, proximal
 from fedbn.core.packing import StateLayout
 from fedbn.core.selectors import local
 from fedbn.core.state import Kind, entries
@@ -167,8 +167,9 @@ def test_models_with_something_to_keep_pass(method: Method, model: nn.Module):
     method.check(entries(model))
 
 
-def test_without_a_server_optimiser_the_combined_value_is_the_next_and_memory_stays():
-    layout = StateLayout.of(entries(nn.Linear(1, 1)))
-    before = layout.zeros()
-    memory = {"m": torch.ones(1)}
-    assert fedavg().aggregate([], before, memory) == (before, memory)
+def test_without_updates_and_a_server_optimizer_everything_stays():
+    before = StateLayout.of(entries(nn.Linear(1, 1))).zeros()
+    server = ServerState({"rule.h/weight": torch.ones(1)}, {"m": torch.ones(1)})
+    shared, after = fedavg().begin_round(before, server, 3, torch.Generator()).finish()
+    assert shared is before
+    assert after == server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedbn.core.method import Penalty, Proximal, proximal
+from fedbn.core.method import Penalty, Proximal, ProximalGradient, proximal
 from fedbn.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def test_the_value_by_hand():
 def test_the_gradient_by_hand_is_added_to_what_is_there():
     weight = torch.tensor([3.0, 1.0], requires_grad=True)
     weight.grad = torch.tensor([10.0, 20.0])
-    Proximal(0.5).add_gradient([weight], [torch.tensor([1.0, 1.0])])
+    ProximalGradient(0.5, [weight], [torch.tensor([1.0, 1.0])])()
     # 10 + 0.5 · (3 − 1), 20 + 0.5 · 0
     assert weight.grad.tolist() == [11, 20]
 
@@ -29,13 +29,13 @@ def test_autograd_agrees_with_the_direct_gradient():
     anchor = torch.randn(5, dtype=torch.float64)
     (by_graph,) = torch.autograd.grad(Proximal(0.3).value([weight], [anchor]), weight)
     weight.grad = torch.zeros_like(weight)
-    Proximal(0.3).add_gradient([weight], [anchor])
+    ProximalGradient(0.3, [weight], [anchor])()
     torch.testing.assert_close(weight.grad, by_graph)
 
 
 def test_an_unused_parameter_is_left_alone():
     weight = torch.ones(1, requires_grad=True)
-    Proximal(1.0).add_gradient([weight], [torch.zeros(1)])
+    ProximalGradient(1.0, [weight], [torch.zeros(1)])()
     assert weight.grad is None
 
 

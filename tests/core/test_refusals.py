@@ -28,7 +28,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import (
     Outcome,
-    Refusal,
+    Rejection,
     RunState,
     Train,
     Update,
@@ -65,8 +65,9 @@ def spoiled(data: Federation, *names: str, value: float = 3e38) -> Federation:
 @BOTH
 def test_an_update_with_nan_is_refused_and_named(method: Method, bad: str, vectors: Federation):
     made = plan(method, spoiled(vectors, bad), rounds=1)
-    state, report = run_round(made, initial_state(made), Trainer(made))
-    (refusal,) = report.refusals
+    result = run_round(made, initial_state(made), Trainer(made))
+    state = result.state
+    (refusal,) = result.rejected.values()
     assert refusal.client == bad
     reason = "its training diverged: features reach 3e+38; standardise them, or lower training.lr"
     assert refusal.reason == f"{reason} (0.1)"
@@ -74,7 +75,7 @@ def test_an_update_with_nan_is_refused_and_named(method: Method, bad: str, vecto
     rest = done(plan(method, without(vectors, bad), rounds=1))
     assert same(state.shared, rest.shared)
     assert same(state.local[bad], initial_state(made).local[bad])
-    named = [r.metric for r in round_records(made, 1, report) if r.client == bad]
+    named = [r.metric for r in round_records(made, result) if r.client == bad]
     assert named == ["refused"]
 
 
@@ -93,8 +94,9 @@ def test_no_entry_may_be_poisoned(method: Method, entry: str, value: float, vect
 
     data = spoiled(vectors, "b", value=2000.0)
     made = plan(method, data, lambda: Poisoned(*bn_net()), rounds=1)
-    state, report = run_round(made, initial_state(made), Trainer(made))
-    assert [refusal.client for refusal in report.refusals] == ["b"]
+    result = run_round(made, initial_state(made), Trainer(made))
+    state = result.state
+    assert [*result.rejected] == ["b"]
     assert state.shared.unusable() is None
     assert all(part.unusable() is None for part in state.local.values())
 
@@ -111,9 +113,12 @@ class Raises(nn.Sequential):
 @pytest.mark.shows("F18", "M14")
 def test_a_client_that_raises_is_named_and_the_round_goes_on(vectors: Federation):
     made = plan(fedbn(), spoiled(vectors, "a"), lambda: Raises(*bn_net()), rounds=1)
-    state, report = run_round(made, initial_state(made), Trainer(made))
-    assert report.refusals == [Refusal("a", "RuntimeError: no such scanner", "RuntimeError")]
-    assert list(report.losses) == ["b", "c"]
+    result = run_round(made, initial_state(made), Trainer(made))
+    state = result.state
+    assert [*result.rejected.values()] == [
+        Rejection("a", "RuntimeError: no such scanner", "RuntimeError")
+    ]
+    assert list(result.accepted) == ["b", "c"]
     rest = plan(fedbn(), without(vectors, "a"), lambda: Raises(*bn_net()), rounds=1)
     assert same(state.shared, done(rest).shared)
 
@@ -185,8 +190,9 @@ def test_a_robust_run_stays_near_the_clean_one(rule: Aggregator, factor: float):
 @BOTH
 def test_a_step_a_million_times_too_long_is_refused_and_named(method: Method, vectors: Federation):
     made = plan(method, vectors, rounds=1)
-    state, report = run_round(made, initial_state(made), hostile(made, 1e6))
-    (refusal,) = report.refusals
+    result = run_round(made, initial_state(made), hostile(made, 1e6))
+    state = result.state
+    (refusal,) = result.rejected.values()
     assert refusal.client == "b"
     assert refusal.reason.startswith("its update moves the model by")
     assert same(state.shared, done(plan(method, without(vectors, "b"), rounds=1)).shared)
@@ -205,7 +211,7 @@ def test_server_optimisers_leave_variances_positive(
         assert part.unusable() is None
         for name, value in part.state.items():
             assert not name.endswith("running_var") or bool((value > 0).all())
-    assert all(key.endswith("float32.trainable") for key in state.memory)
+    assert all(key.endswith("float32.trainable") for key in state.server.optimizer)
 
 
 def test_a_loss_that_is_no_number_is_recorded_as_none(vectors: Federation):

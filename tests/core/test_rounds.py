@@ -9,9 +9,9 @@ import torch
 
 from fedbn.core.aggregation import server_adam
 from fedbn.core.federation import Federation
-from fedbn.core.method import Method
+from fedbn.core.method import Method, ServerState
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import initial_state, participants, record, run_round
+from fedbn.core.rounds import initial_state, record, run_round, select_clients
 from fedbn.core.scoring import score_client
 from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 from tiny import Trainer, bn_net, done, federation, plan, same
@@ -31,7 +31,7 @@ from tiny import Trainer, bn_net, done, federation, plan, same
 )
 def test_how_many_take_part(clients: int, share: float, least: int, wanted: int):
     made = plan(fedavg(), federation(*[2] * clients), participation=share, min_clients=least)
-    chosen = participants(made, 1)
+    chosen = select_clients(made, 1)
     assert len(chosen) == wanted
     names = [client.name for client in made.federation.clients]
     assert [c.name for c in chosen] == [n for n in names if n in {c.name for c in chosen}]
@@ -41,7 +41,7 @@ def test_who_takes_part_follows_from_seed_and_round_alone():
     data = federation(*[2] * 10)
     draws = [
         [
-            [c.name for c in participants(plan(m, data, seed=s, participation=0.3), r)]
+            [c.name for c in select_clients(plan(m, data, seed=s, participation=0.3), r)]
             for r in range(9)
         ]
         for m, s in ((fedavg(), 0), (fedbn(), 0), (fedavg(), 1))
@@ -66,12 +66,13 @@ def test_local_parts_are_merged_never_replaced(vectors: Federation):
     trainer, state = Trainer(made), initial_state(made)
     newest = dict(state.local)
     for round in range(1, 9):
-        (chosen,) = participants(made, round)
-        state, report = run_round(made, state, trainer)
+        (chosen,) = select_clients(made, round)
+        result = run_round(made, state, trainer)
+        state = result.state
         name, started_from = trainer.started[-1]
         assert name == chosen.name
         assert same(started_from, newest[name])
-        newest[name] = report.local[name]
+        newest[name] = result.accepted[name].local
         assert all(state.local[client] is newest[client] for client in "abc")
     names = [name for name, _ in trainer.started]
     away = [names[i + 1 :].index(name) for i, name in enumerate(names) if name in names[i + 1 :]]
@@ -83,8 +84,8 @@ def test_local_parts_are_merged_never_replaced(vectors: Federation):
 def test_a_client_that_joins_late_starts_from_the_initial_local_part(vectors: Federation):
     made = plan(fedbn(), vectors, participation=1 / 3, rounds=4)
     first = initial_state(made)
-    late = next(c.name for c in vectors.clients if c != participants(made, 1)[0])
-    state, _ = run_round(made, first, Trainer(made))
+    late = next(c.name for c in vectors.clients if c != select_clients(made, 1)[0])
+    state = run_round(made, first, Trainer(made)).state
     assert same(state.local[late], first.local[late])
     assert not same(state.shared, first.shared)
 
@@ -92,9 +93,9 @@ def test_a_client_that_joins_late_starts_from_the_initial_local_part(vectors: Fe
 @pytest.mark.shows("F37")
 def test_a_client_that_leaves_for_good_keeps_what_it_had(vectors: Federation):
     made = plan(fedbn(), vectors)
-    state, _ = run_round(made, initial_state(made), Trainer(made))
+    state = run_round(made, initial_state(made), Trainer(made)).state
     left = replace(made, federation=replace(vectors, clients=vectors.clients[:2]))
-    after, _ = run_round(left, state, Trainer(left))
+    after = run_round(left, state, Trainer(left)).state
     assert same(after.local["c"], state.local["c"])
     assert after.round == 2
 
@@ -106,7 +107,7 @@ def test_a_round_changes_nothing_it_was_given(vectors: Federation):
     run_round(made, state, Trainer(made))
     assert same(state.shared, copies[0])
     assert same(state.local["a"], copies[1])
-    assert state.memory == {}
+    assert state.server == ServerState()
 
 
 @pytest.mark.parametrize(

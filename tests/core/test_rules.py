@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedbn.core.method import Method, Proximal
+from fedbn.core.method import Method, Proximal, ProximalGradient
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import Refusal, initial_state, run_round
+from fedbn.core.rounds import Rejection, initial_state, run_round
 from fedbn.core.rule import Memory, Rule
 from fedbn.core.selectors import local
 from fedbn.core.state import Kind, entries
@@ -47,7 +47,7 @@ class Mine(Rule):
 def refused(rule: Rule, base: Method | None = None) -> str:
     made = plan((base or fedbn()) | rule, federation(8, 6))
     outcome = Trainer(made)(made.federation.clients[:1], initial_state(made))[0]
-    assert isinstance(outcome, Refusal), outcome
+    assert isinstance(outcome, Rejection), outcome
     assert "\n" not in outcome.reason
     return outcome.reason
 
@@ -117,7 +117,7 @@ def test_a_training_on_other_entries_leaves_the_models_as_they_are() -> None:
 
 def test_a_penalty_is_the_rule_that_only_adds_a_term() -> None:
     def pull(client, train):
-        return train(change=lambda: Proximal(0.3).add_gradient(client.trained, client.anchor))
+        return train(change=ProximalGradient(0.3, client.trained, client.anchor))
 
     one, other = fedbn() | Proximal(0.3), fedbn() | Mine(pull, lambda model: [])
     assert same(
@@ -201,7 +201,7 @@ def test_nan_at_the_server_ends_the_round_and_names_the_entry() -> None:
     state = initial_state(made)
     with pytest.raises(FedbnError, match=r"overflowed in mine.h/0.weight; nothing was taken over"):
         run_round(made, state, Trainer(made))
-    assert not state.memory["mine.h/0.weight"].any()
+    assert not state.server.hooks["mine.h/0.weight"].any()
 
 
 @pytest.mark.shows("R03")
@@ -384,9 +384,9 @@ class FrozenStatistics(Rule):
 def test_statistics_outside_only_stay_as_they_were_in_a_personal_model() -> None:
     made = plan(Method("frozen", rules=(FrozenStatistics(),)), federation(8), rounds=2)
     state, trainer = initial_state(made), Trainer(made)
-    state, _ = run_round(made, state, trainer)
+    state = run_round(made, state, trainer).state
     first = {n: v.clone() for n, v in state.local["a"].state.items()}
-    state, _ = run_round(made, state, trainer)
+    state = run_round(made, state, trainer).state
     moved = [n for n, v in state.local["a"].state.items() if not torch.equal(v, first[n])]
     assert moved == ["rule.rounds", "frozenstatistics.personal/0.weight"]
 

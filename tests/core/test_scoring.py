@@ -13,7 +13,7 @@ from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation
 from fedbn.core.metric import first_metric
 from fedbn.core.replica import Replica, Speedups
-from fedbn.core.rounds import Refusal
+from fedbn.core.rounds import Rejection
 from fedbn.core.scoring import ClientScores, pieces_of, put_together, score_client, score_pieces
 from fedbn.methods.paper import fedbn
 from tiny import done, federation, plan
@@ -82,7 +82,7 @@ def test_one_bad_piece_refuses_the_client(vectors: Federation, small_parts: None
     client, state = vectors.clients[0], done(made)
     replica = Replica(made.initial_model, made.method)
     good = score_pieces(made, replica, client, pieces_of(client)[:1], state)
-    bad = Refusal(client.name, "cannot be scored: ValueError: odd")
+    bad = Rejection(client.name, "cannot be scored: ValueError: odd")
     assert put_together(made, client, [good, bad], state.round) is bad
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import fedbn
-from fedbn.core.aggregation import Weighted
+from fedbn.core.aggregation import (
+    Aggregation,
+    Aggregator,
+    ClientUpdate,
+    CollectingAggregator,
+    Mean,
+)
 from fedbn.core.engine import OneByOne
 from fedbn.core.method import Method
 from fedbn.core.packing import Pack
@@ -23,20 +29,44 @@ from tiny import bn_net, dropout_net, federation, plan, same_runs
 
 
 @dataclass(frozen=True)
-class Noisy:
-    """The mean of updates with noise from torch's global generator, added one update at a time."""
+class Noisy(CollectingAggregator):
+    """The mean of updates, with noise from torch's global generator."""
 
     label = "noisy"
 
-    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
-        return fedbn.mean().combine(map(self._with_noise, updates), like)
+    def aggregate(
+        self, updates: Sequence[ClientUpdate], before: Pack, generator: torch.Generator
+    ) -> Pack:
+        return fedbn.core.aggregation.mean_of(moved(update.shared) for update in updates)
 
-    def _with_noise(self, update: Weighted) -> Weighted:
-        moved = {
-            group: vector if group.integer else vector + 0.01 * torch.randn(vector.shape)
-            for group, vector in update.pack.vectors.items()
-        }
-        return Weighted(Pack(update.pack.layout, moved), update.weight)
+
+@dataclass(frozen=True)
+class NoisySum:
+    """The same, one update at a time, with noise from the generator of the aggregation."""
+
+    label = "noisy"
+
+    def begin(self, before: Pack, generator: torch.Generator) -> Aggregation:
+        inner = Mean().begin(before, generator)
+
+        class Noise:
+            def add(self, update: ClientUpdate) -> None:
+                inner.add(replace(update, shared=moved(update.shared, generator)))
+
+            def finish(self) -> Pack:
+                return inner.finish()
+
+        return Noise()
+
+
+def moved(pack: Pack, generator: torch.Generator | None = None) -> Pack:
+    vectors = {
+        group: vector
+        if group.integer
+        else vector + 0.01 * torch.randn(vector.shape, generator=generator)
+        for group, vector in pack.vectors.items()
+    }
+    return Pack(pack.layout, vectors)
 
 
 class Slow(nn.Module):
@@ -58,7 +88,7 @@ def after_rounds(made: Plan, workers: int, gathered: bool = False) -> RunState:
     with closing(OneByOne(made, workers)) as crew:
         for _ in range(made.training.rounds):
             train = (lambda some, at: [*crew.train(some, at)]) if gathered else crew.train
-            state, _ = run_round(made, state, train)
+            state = run_round(made, state, train).state
     return state
 
 
@@ -68,8 +98,10 @@ def large_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedbn.core.engine._KEPT_BYTES", 0)
 
 
-def drawing(model: Callable[[], nn.Module] = slow_dropout_net) -> Plan:
-    method = fedbn.fedavg() | Noisy()
+def drawing(
+    model: Callable[[], nn.Module] = slow_dropout_net, aggregator: Aggregator | None = None
+) -> Plan:
+    method = fedbn.fedavg() | (aggregator or Noisy())
     assert isinstance(method, Method)
     return plan(method, federation(10, 10, 10, 10, 10), model, rounds=2)
 
@@ -82,8 +114,9 @@ def test_a_model_and_an_aggregator_that_both_draw_do_not_disturb_each_other(work
 
 @pytest.mark.usefixtures("large_updates")
 def test_nor_do_they_where_updates_are_aggregated_one_by_one() -> None:
-    expected = after_rounds(drawing(), 1, gathered=True)
-    assert same_runs(after_rounds(drawing(), 4), expected)
+    for aggregator in (Noisy(), NoisySum()):
+        expected = after_rounds(drawing(aggregator=aggregator), 1, gathered=True)
+        assert same_runs(after_rounds(drawing(aggregator=aggregator), 4), expected)
 
 
 class Jittered(Dataset[tuple[Tensor, int]]):

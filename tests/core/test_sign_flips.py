@@ -69,7 +69,7 @@ def accuracy(method: str, factor: float | None) -> float:
     train = Trainer(plan) if factor is None else flipping(plan, factor)
     state, replica = initial_state(plan), Replica(plan.initial_model, plan.method)
     for _ in range(ROUNDS):
-        state, _ = run_round(plan, state, train)
+        state = run_round(plan, state, train).state
     scores = [
         record.value
         for client in plan.federation.clients[:-1]

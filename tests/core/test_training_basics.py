@@ -56,7 +56,7 @@ def test_a_round_trains_with_its_own_rate() -> None:
     for lr in (0.2, 0.1, 0.05):
         training = replace(made.training, lr=lr, schedule=None, schedule_args={})
         fixed = replace(made, training=training)
-        state, _ = run_round(fixed, state, Trainer(fixed))
+        state = run_round(fixed, state, Trainer(fixed)).state
     assert same_runs(state, done(made))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedbn.core.federation import Federation, Split
 from fedbn.core.plan import Plan, Training
-from fedbn.core.rounds import Record, participants
+from fedbn.core.rounds import Record, select_clients
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs
@@ -32,7 +32,7 @@ def test_only_those_that_take_part_are_scored_and_at_the_end_all(engine: str) ->
     plan, records = ran(engine, score_all=False)
     for round in (1, 2, 3):
         tested = {r.client for r in records if (r.round, r.split) == (round, "test")}
-        part = {client.name for client in participants(plan, round)}
+        part = {client.name for client in select_clients(plan, round)}
         assert tested == (set("abcd") if round == 3 else part)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation, Split
 from fedbn.core.plan import Plan, Training
-from fedbn.core.rounds import Record, Refusal, RunState, initial_state, run_round
+from fedbn.core.rounds import Record, Rejection, RunState, initial_state, run_round
 from fedbn.core.selectors import local
 from fedbn.core.task import CLASSIFICATION
 from fedbn.experiments.runner import Memory, run_plan as run
@@ -145,11 +145,12 @@ def test_a_client_that_fails_is_named_and_the_others_train():
     plan = Plan(parse_method("fedbn"), data, bn_net, training, engine="batched")
     crew = Stacks(plan, 1)
 
-    state, report = run_round(plan, initial_state(plan), crew.train)
+    result = run_round(plan, initial_state(plan), crew.train)
+    state = result.state
     crew.close()
 
-    assert [refusal.client for refusal in report.refusals] == ["b"]
-    assert sorted(report.losses) == ["a", "c"]
+    assert [*result.rejected] == ["b"]
+    assert sorted(result.accepted) == ["a", "c"]
     assert state.shared.unusable() is None
 
 
@@ -166,8 +167,8 @@ def test_a_nan_of_one_client_stays_its_own():
     outcomes = list(crew.train(data.clients, initial_state(plan)))
     crew.close()
 
-    assert isinstance(outcomes[0], Refusal)
-    assert not isinstance(outcomes[1], Refusal)
+    assert isinstance(outcomes[0], Rejection)
+    assert not isinstance(outcomes[1], Rejection)
 
 
 ADAM = {"betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.01, "maximize": True}
@@ -359,9 +360,9 @@ def test_an_absurd_update_in_a_stack_is_refused_as_it_is_alone():
 
     refused = []
     for crew in (Stacks(plan, 1), OneByOne(plan, 1)):
-        _, report = run_round(plan, initial_state(plan), crew.train)
+        result = run_round(plan, initial_state(plan), crew.train)
         crew.close()
-        refused.append(report.refusals)
+        refused.append([*result.rejected.values()])
 
     assert [refusal.client for refusal in refused[0]] == ["b"]
     assert "moves the model by" in refused[0][0].reason

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedbn.core.federation import Split
 from fedbn.core.local_training import ClientWork, Passes, local_train
-from fedbn.core.method import Proximal, proximal
+from fedbn.core.method import Proximal, ProximalGradient, proximal
 from fedbn.core.plan import Training
 from fedbn.core.rule import Term
 from fedbn.experiments.runner import run_plan
@@ -284,7 +284,10 @@ def trained(
 
         passes.leave_to_step = counted  # type: ignore[method-assign]
     how = Training(batch_size=4, lr=0.1, **training)  # type: ignore[arg-type]
-    pulls = [partial(one.add_gradient, shared, anchor) for one in changes]
+    pulls = [
+        (OtherGradient if isinstance(one, Mine) else ProximalGradient)(one.mu, shared, anchor)
+        for one in changes
+    ]
     local_train(ClientWork(copied, data, how, 3, draws, terms, pulls, passes=passes))
     return [p.detach() for p in shared], stepped
 
@@ -338,6 +341,10 @@ def test_no_pull_is_no_penalty(make: Callable[[], nn.Module], all_worth_it: None
 
 class Mine(Proximal):
     """Not FedProx's."""
+
+
+class OtherGradient(ProximalGradient):
+    """The gradient of another term, as far as the passes can know."""
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_the_same_numbers_as_in_one_process(bench: Bench, method: str) -> None:
     assert found.round == plan.training.rounds
     for name, value in expected.shared.state.items():
         assert torch.equal(found.shared.state[name], value), name
-    assert same(found.memory, expected.memory)
+    assert same(found.server.hooks, expected.server.hooks)
+    assert same(found.server.optimizer, expected.server.optimizer)
     for client, local in expected.local.items():
         assert same(at_home(bench, client, local), local), client
 
@@ -71,7 +72,7 @@ def at_home(bench: Bench, client: str, like: Pack) -> Pack:
 
 
 def test_sites_measure_what_else_is_asked_for(bench: Bench) -> None:
-    raw = {**RAW, "evaluation": {"metrics": ["auroc"]}}
+    raw = {**RAW, "evaluation": {"metrics": ["auroc"], "final_statistics": []}}
     folder = bench.run(bench.grid(), raw)
     _, _, records = in_one_process(raw)
 
@@ -89,7 +90,12 @@ def test_a_site_that_has_not_trained_is_scored_as_in_one_process(
     bench: Bench, method: str, every: int
 ) -> None:
     training = {"rounds": 2, "local_steps": 2, "participation": 0.5}
-    raw = {**RAW, "methods": [method], "training": training, "evaluation": {"every": every}}
+    raw = {
+        **RAW,
+        "methods": [method],
+        "training": training,
+        "evaluation": {"every": every, "final_statistics": []},
+    }
     # seed 0 draws the second site twice
     folder = bench.run(bench.grid(), raw)
     _, _, records = in_one_process(raw)

@@ -26,7 +26,7 @@ import fedbn
 from fedbn.core.aggregation import ServerOptimizer
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.packing import Pack
-from fedbn.core.rounds import participants
+from fedbn.core.rounds import select_clients
 from fedbn.core.state import State
 from fedbn.errors import ConfigError, FedbnError, ModelError
 from fedbn.flower import keep_local
@@ -192,7 +192,9 @@ def test_an_ordinary_app_with_the_mod_is_our_engine(
         weighting="examples",
         participation=0.6,
     )
-    drawn = [[ord(c.name) - ord("a") for c in participants(ours, r)] for r in range(1, ROUNDS + 1)]
+    drawn = [
+        [ord(c.name) - ord("a") for c in select_clients(ours, r)] for r in range(1, ROUNDS + 1)
+    ]
     late = set(drawn[1]) - set(drawn[0])
     assert late, "one client must be drawn first in the second round"
     ended = done(ours)

@@ -18,7 +18,7 @@ from fedbn.core.federation import Client, Federation
 from fedbn.core.local_training import batches
 from fedbn.core.plan import Plan, Training
 from fedbn.core.randomness import generator
-from fedbn.core.rounds import Outcome, Refusal, RunState, initial_state, run_round
+from fedbn.core.rounds import Outcome, Rejection, RunState, initial_state, run_round
 from fedbn.core.state import Kind, entries
 from fedbn.methods import parse_method
 from fedbn.models.networks import mlp
@@ -65,13 +65,15 @@ class Resting(Trainer):
 
     def __call__(self, chosen: Sequence[Client], state: RunState) -> list[Outcome]:
         found = super().__call__(chosen, state)
-        return [Refusal("b", "away") if state.round == 1 and o.client == "b" else o for o in found]
+        return [
+            Rejection("b", "away") if state.round == 1 and o.client == "b" else o for o in found
+        ]
 
 
 def done(made: Plan) -> RunState:
     state, train = initial_state(made), Resting(made)
     for _ in range(made.training.rounds):
-        state, _ = run_round(made, state, train)
+        state = run_round(made, state, train).state
     return state
 
 
@@ -151,7 +153,7 @@ def apart(name: str, made: Plan) -> float:
         mine = {f"{own}/{n}": v for n, v in method.own[client].items()} if own else {}
         found.append(distance(local, home | mine))
     if word == "feddyn":
-        found.append(distance(state.memory, remembered))
+        found.append(distance(state.server.hooks, remembered))
     print(f"{name}: {max(found):.2e}")
     return max(found)
 
@@ -170,12 +172,12 @@ def test_resumed_from_disk_is_uninterrupted(name: str, after: int, tmp_path: Pat
     made = plan(name, participation=0.67)
     states = [initial_state(made)]
     for _ in range(ROUNDS):
-        states.append(run_round(made, states[-1], Trainer(made))[0])
+        states.append(run_round(made, states[-1], Trainer(made)).state)
     checkpoints.save(tmp_path, states[after], {})
     again = plan(name, participation=0.67)
     state, _ = checkpoints.newest(tmp_path, initial_state(again))
     assert state is not None
     assert same_runs(state, states[after])
     for _ in range(ROUNDS - after):
-        state, _ = run_round(again, state, Trainer(again))
+        state = run_round(again, state, Trainer(again)).state
     assert same_runs(state, states[-1])

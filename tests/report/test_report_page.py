@@ -280,7 +280,7 @@ def test_several_runs_are_compared_before_each_has_its_chapter():
     assert len(ids) == len(set(ids)) == 1 + 2 * len(SECTIONS)
 
 
-def test_runs_of_one_name_are_told_apart_by_their_paths():
+def test_runs_of_one_name_are_split_rejections_by_their_paths():
     found = page([contents(path="x/run"), contents(path="y/run")])
     assert [chapter.title for chapter in found.chapters][1:] == ["x/run", "y/run"]
 

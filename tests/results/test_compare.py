@@ -37,7 +37,7 @@ def test_every_client_is_judged_and_the_mean() -> None:
     assert (pair.axis, pair.repetitions) == ("seed", ("0", "1", "2"))
 
 
-def test_pairs_of_other_numbers_of_seeds_are_told_apart() -> None:
+def test_pairs_of_other_numbers_of_seeds_are_split_rejections() -> None:
     runs = {"fedavg": [0.5, 0.6, 0.4, 0.5], "silobn": [0.5, 0.6], "fedbn": [0.6, 0.7, 0.6, 0.7]}
     records = [one for name, own in runs.items() for one in side("A", name, a=own).records]
     both = Side("A", records)

@@ -1,20 +1,20 @@
-"""How the server combines what was shared: the third of the three questions.
+"""Aggregation: how the server makes one shared state from the updates of a round.
 
-An aggregator takes the updates of a round, in the fixed order of the clients, and gives the new
-shared part. It takes them one at a time, so that a mean over many clients needs memory for one.
-Integer entries (counters of BatchNorm) are never averaged: they take the maximum.
+An aggregator is a value, such as `mean()` or `median()`. For each round it begins an aggregation,
+which takes one update at a time, in the order of the federation, and finishes with the new shared
+state. A mean streams: it keeps no update. Median and Krum collect all updates first. Integer
+entries (counters of BatchNorm) are never averaged: they take the maximum.
 
-Optimisers of the server (Reddi et al. 2020): a step along what the clients agreed on.
-
-The combined update less the shared part before the round is a pseudo-gradient. Only trainable
-entries take such a step: an adaptive step on a running variance can make it negative. Everything
-else takes the combined value as it is.
+Server optimizers (Reddi et al. 2020) take a step along what the clients agreed on. The aggregated
+state minus the shared state before the round is a pseudo-gradient. Only trainable entries take
+such a step: an adaptive step on a running variance can make it negative. Everything else takes the
+aggregated value as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,32 +25,78 @@ from fedbn.core.packing import Group, Pack
 from fedbn.core.state import State
 from fedbn.errors import ConfigError
 
-# The columns handled at once by rules that sort: bounds their memory beside the updates.
+# The columns handled at once by aggregators that sort: bounds their memory next to the updates.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Weighted:
-    """One client's shared part and its weight in a mean."""
+class ClientUpdate:
+    """The shared part of a client's update, and its weight in a mean."""
 
-    pack: Pack
-    weight: float
+    client: str
+    shared: Pack
+    weight: float = 1.0
+
+
+class Aggregation(Protocol):
+    """The aggregation of one round."""
+
+    def add(self, update: ClientUpdate) -> None:
+        """Take the next update, in the order of the federation."""
+
+    def finish(self) -> Pack:
+        """Return the new shared state, after the last update."""
 
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """A rule that makes one shared part from several.
+    """A way to make one shared state from the updates of a round.
 
-    A rule may have a number `fewest`: plans with fewer clients a round are refused, and a round
-    that is left with fewer usable updates ends the run.
+    An aggregator may have a number `fewest`. Plans with fewer clients per round raise an error, and
+    a round that is left with fewer usable updates ends the run.
     """
 
     @property
     def label(self) -> str:
-        """The rule as one writes it on the command line."""
+        """The aggregator as it is written on the command line."""
 
-    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
-        """Combine the updates; `like` is the shared part they started from."""
+    def begin(self, before: Pack, generator: torch.Generator) -> Aggregation:
+        """Begin the aggregation of a round.
+
+        Args:
+            before: The shared state that the updates started from.
+            generator: The only source of random numbers; it depends on the seed and the round.
+        """
+
+
+class CollectingAggregator:
+    """Base class of aggregators that need all updates at once; a subclass has `aggregate`."""
+
+    def aggregate(
+        self, updates: Sequence[ClientUpdate], before: Pack, generator: torch.Generator
+    ) -> Pack:
+        """Return the new shared state; there is at least one update."""
+        raise TypeError(f"{type(self).__name__} has no method `aggregate`")
+
+    def begin(self, before: Pack, generator: torch.Generator) -> Aggregation:
+        """Begin the aggregation of a round."""
+        return _Collected(self, before, generator)
+
+
+class _Collected:
+    """An aggregation that keeps all updates until the last one is there."""
+
+    def __init__(self, aggregator: CollectingAggregator, before: Pack, generator: torch.Generator):
+        self._aggregator, self._before, self._generator = aggregator, before, generator
+        self._updates: list[ClientUpdate] = []
+
+    def add(self, update: ClientUpdate) -> None:
+        self._updates.append(update)
+
+    def finish(self) -> Pack:
+        if not self._updates:
+            return self._before
+        return self._aggregator.aggregate(self._updates, self._before, self._generator)
 
 
 @dataclass(frozen=True)
@@ -59,49 +105,70 @@ class Mean:
 
     label: str = "mean"
 
-    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
-        """Sum in the order given, divide once."""
-        total = 0.0
-        sums: dict[Group, Tensor] = {}
-        for update in updates:
-            total += update.weight
-            for group, vector in update.pack.vectors.items():
-                if group not in sums:
-                    # Half precision is summed in float32.
-                    wide = torch.promote_types(group.dtype, torch.float32)
-                    first = vector.clone() if group.integer else vector.to(wide, copy=True)
-                    sums[group] = first if group.integer else first.mul_(update.weight)
-                elif group.integer:
-                    torch.maximum(sums[group], vector, out=sums[group])
-                else:
-                    sums[group].add_(vector, alpha=update.weight)
-        if not total:
-            return like
-        for group, vector in sums.items():
+    def begin(self, before: Pack, generator: torch.Generator) -> Aggregation:
+        """Begin a sum, which is divided once at the end."""
+        return _RunningSum(before)
+
+
+class _RunningSum:
+    """The weighted sum of the updates so far, added in the order in which they come."""
+
+    def __init__(self, before: Pack):
+        self._before, self._total = before, 0.0
+        self._sums: dict[Group, Tensor] = {}
+
+    def add(self, update: ClientUpdate) -> None:
+        self._total += update.weight
+        for group, vector in update.shared.vectors.items():
+            if group not in self._sums:
+                # Half precision is summed in float32.
+                wide = torch.promote_types(group.dtype, torch.float32)
+                first = vector.clone() if group.integer else vector.to(wide, copy=True)
+                self._sums[group] = first if group.integer else first.mul_(update.weight)
+            elif group.integer:
+                torch.maximum(self._sums[group], vector, out=self._sums[group])
+            else:
+                self._sums[group].add_(vector, alpha=update.weight)
+
+    def finish(self) -> Pack:
+        if not self._total:
+            return self._before
+        for group, vector in self._sums.items():
             if not group.integer:
-                vector.div_(total)
-        return Pack(like.layout, {group: v.to(group.dtype) for group, v in sums.items()})
+                vector.div_(self._total)
+        mean = {group: vector.to(group.dtype) for group, vector in self._sums.items()}
+        return Pack(self._before.layout, mean)
+
+
+def mean_of(packs: Iterable[Pack]) -> Pack:
+    """Return the uniform mean of packs of one layout; integer entries take the maximum."""
+    found: _RunningSum | None = None
+    for pack in packs:
+        found = found or _RunningSum(pack)
+        found.add(ClientUpdate("", pack))
+    assert found is not None, "the mean of no packs"
+    return found.finish()
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """Rules that look at each coordinate's sorted values: the median and the trimmed mean.
+class Sorted(CollectingAggregator):
+    """Aggregators that look at each coordinate's sorted values: the median and the trimmed mean.
 
-    Weights play no part: a robust rule must not let a client buy influence with a number.
+    They ignore weights: a client must not gain influence over a robust aggregator by a number.
     """
 
     label: str
     fraction: float
     fewest: int = 1
 
-    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+    def aggregate(
+        self, updates: Sequence[ClientUpdate], before: Pack, generator: torch.Generator
+    ) -> Pack:
         """Sort each coordinate, cut `fraction` of both ends, average the rest."""
-        packs = [update.pack for update in updates]
-        if not packs:
-            return like
+        packs = [update.shared for update in updates]
         # 0.29 of 100 updates is 28.999999999999996 in floats, and means 29.
         cut = min(int(self.fraction * len(packs) + 1e-9), (len(packs) - 1) // 2)
-        vectors = {group: torch.zeros_like(vector) for group, vector in like.vectors.items()}
+        vectors = {group: torch.zeros_like(vector) for group, vector in before.vectors.items()}
         for group, out in vectors.items():
             wide = torch.promote_types(group.dtype, torch.float32)
             for begin in range(0, len(out), _CHUNK):
@@ -112,11 +179,11 @@ class Sorted:
                 else:
                     kept = rows.sort(dim=0).values[cut : len(rows) - cut]
                     out[part] = kept.mean(dim=0, dtype=wide)
-        return Pack(like.layout, vectors)
+        return Pack(before.layout, vectors)
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(CollectingAggregator):
     """Krum and multi-Krum (Blanchard et al. 2017): the updates with the closest neighbours."""
 
     # how many clients may be hostile; None means as many as the theory allows, (n − 3) / 2
@@ -138,17 +205,19 @@ class Krum:
         name = "krum" if self.keep == 1 else "multikrum"
         return name if self.f is None else f"{name}({self.f})"
 
-    def combine(self, updates: Iterable[Weighted], like: Pack) -> Pack:
+    def aggregate(
+        self, updates: Sequence[ClientUpdate], before: Pack, generator: torch.Generator
+    ) -> Pack:
         """Average the `keep` updates whose distances to their nearest neighbours sum to least."""
-        packs = [update.pack for update in updates]
+        packs = [update.shared for update in updates]
         if len(packs) < 2:
-            return packs[0] if packs else like
+            return packs[0]
         f = max((len(packs) - 3) // 2, 0) if self.f is None else self.f
         neighbours = max(len(packs) - f - 2, 1)
         scores = _distances(packs).sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
         keep = max(len(packs) - f, 1) if self.keep is None else self.keep
         best = scores.argsort(stable=True)[:keep].sort().values.tolist()
-        return Mean().combine((Weighted(packs[i], 1.0) for i in best), like)
+        return mean_of(packs[i] for i in best)
 
 
 def mean() -> Mean:

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from fedbn.core import rounds, scoring
 from fedbn.core.best_round import EarlyStop
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import Client
 from fedbn.core.findings import Detail
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN, Replica, Speedups
-from fedbn.core.rounds import Outcome, Record, Refusal, RunState
+from fedbn.core.rounds import Outcome, Record, Rejection, RunState
 from fedbn.core.scoring import ClientScores, Piece
 from fedbn.core.selectors import BATCHNORM
 from fedbn.core.state import entries
@@ -59,19 +59,9 @@ class Pool(Generic[S]):
         """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 
-    def ordered(
-        self, task: Callable[[S, T], R], items: Iterable[T], overlap: bool = True
-    ) -> Iterator[R]:
-        """Do the task for all items, at most a few ahead, and yield the results in their order.
-
-        Without `overlap` no thread works while the caller uses a result: the tools do one task
-        each, then their results are yielded, then the next tasks begin.
-        """
+    def ordered(self, task: Callable[[S, T], R], items: Iterable[T]) -> Iterator[R]:
+        """Do the task for all items, at most a few ahead, and yield the results in their order."""
         left = iter(items)
-        if not overlap:
-            while some := [*islice(left, self._count)]:
-                yield from [*self.ordered(task, some)]
-            return
         # Two results a thread may wait for an earlier one; more would cost a model's memory each.
         waiting = deque(self._submit(task, item) for item in islice(left, 2 * self._count))
         while waiting:
@@ -109,15 +99,15 @@ class Crew(Protocol):
 
     def score(
         self, clients: Sequence[Client], state: RunState
-    ) -> tuple[list[Record], list[Refusal]]:
+    ) -> tuple[list[Record], list[Rejection]]:
         """Score these clients' joined models; and say who could not be scored."""
 
     def score_with(
         self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
-    ) -> Iterable[ClientScores | Refusal]:
+    ) -> Iterable[ClientScores | Rejection]:
         """Score these clients' joined models with one kind of BatchNorm statistics."""
 
-    def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Rejection]:
         """Give clients that have not trained the local part they are scored with."""
 
     def close(self) -> None:
@@ -139,9 +129,6 @@ class OneByOne:
         slower = has_bn and speedups is not PLAIN and any(r.folded is None for r in replicas)
         self._plan = plan
         self._pool = Pool(replicas)
-        # Datasets of users are read while a client trains, and their transforms may draw.
-        lazy = any(not isinstance(client.train, Split) for client in plan.federation.clients)
-        self._draws = bool(found.draws) or lazy
         self._speedups = speedups
         said = [Detail("clients are scored without folding BatchNorm: slower")] if slower else []
         self.notes: Sequence[str] = [*found.notes, *said]
@@ -152,29 +139,23 @@ class OneByOne:
 
         Then no round waits for a large client that began last. Their updates wait for their turn,
         which large ones must not: they would all be in memory at once.
-
-        An aggregator may draw from the process's generators. Where training seeds these too, no
-        client trains while the caller aggregates.
         """
         kept = sum(vector.nbytes for vector in state.shared.vectors.values()) * len(clients)
-        few = kept <= _KEPT_BYTES
         order = [*range(len(clients))]
-        if few:
+        if kept <= _KEPT_BYTES:
             order.sort(key=lambda place: -len(clients[place].train))
-        gathered = few and (self._draws or order != sorted(order))
         done = self._pool.ordered(
             lambda replica, client: rounds.train_client(self._plan, replica, client, state),
             [clients[place] for place in order],
-            overlap=gathered or not self._draws,
         )
-        if not gathered:
+        if order == sorted(order):
             return done
         found = dict(zip(order, done, strict=True))
         return [found[place] for place in range(len(clients))]
 
     def score(
         self, clients: Sequence[Client], state: RunState
-    ) -> tuple[list[Record], list[Refusal]]:
+    ) -> tuple[list[Record], list[Rejection]]:
         """Score these clients' joined models; and say who could not be scored."""
         loads = [
             list(_loads(scoring.pieces_of(client, self._plan.score_train, self._plan.by_batch)))
@@ -184,22 +165,22 @@ class OneByOne:
         done = self._pool.ordered(
             lambda rep, load: scoring.score_pieces(self._plan, rep, *load, state), each
         )
-        return told_apart(
+        return split_rejections(
             scoring.put_together(self._plan, client, list(islice(done, len(own))), state.round)
             for client, own in zip(clients, loads, strict=True)
         )
 
     def score_with(
         self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
-    ) -> Iterable[ClientScores | Refusal]:
+    ) -> Iterable[ClientScores | Rejection]:
         """Score these clients' joined models with one kind of BatchNorm statistics."""
         return self._pool.ordered(
             lambda rep, client: scoring.score_with(self._plan, rep, client, state, kind), clients
         )
 
-    def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Refusal]:
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterable[Pack | Rejection]:
         """Give clients that have not trained the local part they are scored with."""
-        return self._pool.ordered(lambda rep, one: measured_or_refused(rep, one, state), clients)
+        return self._pool.ordered(lambda rep, one: measured_or_rejected(rep, one, state), clients)
 
     def close(self) -> None:
         """End the threads."""
@@ -207,7 +188,7 @@ class OneByOne:
         self._speedups.close()
 
 
-def measured_or_refused(replica: Replica, client: Client, state: RunState) -> Pack | Refusal:
+def measured_or_rejected(replica: Replica, client: Client, state: RunState) -> Pack | Rejection:
     """The local part that a client which has not trained is scored with, or why there is none."""
     try:
         return scoring.measured(replica, client, state)
@@ -227,13 +208,13 @@ def _loads(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield load
 
 
-def told_apart(
-    found: Iterable[ClientScores | Refusal],
-) -> tuple[list[Record], list[Refusal]]:
+def split_rejections(
+    found: Iterable[ClientScores | Rejection],
+) -> tuple[list[Record], list[Rejection]]:
     """Separate the scores of clients from the clients that could not be scored."""
     every = list(found)
     records = [record for one in every if isinstance(one, ClientScores) for record in one.records]
-    return records, [one for one in every if isinstance(one, Refusal)]
+    return records, [one for one in every if isinstance(one, Rejection)]
 
 
 def cores() -> int:
@@ -341,21 +322,22 @@ class EmbeddedEngine:
     def round(self, state: RunState) -> Round:
         """Train the clients that take part, combine, and score all where the plan says so."""
         plan = self.plan
-        state, report = rounds.run_round(plan, state, self._train)
-        records, refusals = rounds.round_records(plan, state.round, report), report.refusals
+        result = rounds.run_round(plan, state, self._train)
+        state, rejections = result.state, [*result.rejected.values()]
+        records = rounds.round_records(plan, result)
         notes: list[str] = []
         if plan.evaluates(state.round):
-            trained = {*report.losses, *(refusal.client for refusal in report.refusals)}
             everyone = plan.score_all or state.round == plan.training.rounds
-            here = [c for c in self._clients if everyone or c.name in trained]
+            selected = {*result.accepted, *result.rejected}
+            here = [c for c in self._clients if everyone or c.name in selected]
             state, scores, unscored = self._evaluated(state, here)
-            records, refusals = records + scores, refusals + unscored
+            records, rejections = records + scores, rejections + unscored
             notes += scoring.untrained_notes(plan, state.round, [*state.untrained])
             for kind in plan.scored_statistics():
                 if kind != "running":
                     found, faults, _ = self._scored_with(here, state, kind)
                     records, notes = [*records, *found], notes + faults
-        notes += [f"round {state.round}: {r.client}: {r.reason}" for r in refusals]
+        notes += [f"round {state.round}: {r.client}: {r.reason}" for r in rejections]
         return Round(state, records, notes)
 
     def finish(self, state: RunState, reported: RunState, early: EarlyStop | None = None) -> Round:
@@ -390,7 +372,7 @@ class EmbeddedEngine:
         notes: list[str] = []
         outcomes: dict[tuple[StatisticsKind, str, str], Tensor] = {}
         for client, found in zip(clients, self._crew.score_with(clients, state, kind), strict=True):
-            if isinstance(found, Refusal):
+            if isinstance(found, Rejection):
                 notes.append(f"{kind} statistics of {client.name}: {found.reason}")
                 records += rounds.missing_scores(self.plan, state.round, client, kind)
             else:
@@ -408,12 +390,12 @@ class EmbeddedEngine:
 
     def _evaluated(
         self, state: RunState, clients: Sequence[Client]
-    ) -> tuple[RunState, list[Record], list[Refusal]]:
+    ) -> tuple[RunState, list[Record], list[Rejection]]:
         """Score clients; those that have not trained get statistics of their own data."""
         waiting = [client for client in clients if client.name in state.untrained]
         names = [client.name for client in waiting]
         found = dict(zip(names, self._crew.measure(waiting, state), strict=True))
-        failed = [one for one in found.values() if isinstance(one, Refusal)]
+        failed = [one for one in found.values() if isinstance(one, Rejection)]
         packs = {name: one for name, one in found.items() if isinstance(one, Pack)}
         state = replace(state, untrained={**state.untrained, **packs})
         able = [c for c in clients if c.name not in found or c.name in packs]

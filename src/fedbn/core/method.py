@@ -6,15 +6,20 @@ A penalty is the rule that only adds a term to the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedbn.core.aggregation import Aggregator, Mean, ServerOptimizer, Weighted
+from fedbn.core.aggregation import (
+    Aggregation,
+    Aggregator,
+    ClientUpdate,
+    Mean,
+    ServerOptimizer,
+)
 from fedbn.core.packing import Pack
 from fedbn.core.rule import (
     ROUNDS,
@@ -85,16 +90,25 @@ class Proximal(Rule):
         terms = [(w - a).square().sum() for w, a in zip(current, anchor, strict=True)]
         return torch.stack(terms).sum() * (self.mu / 2)
 
-    def add_gradient(self, current: Sequence[Tensor], anchor: Sequence[Tensor]) -> None:
-        """Add mu (w − w_received) in two passes over the gradients."""
-        with torch.no_grad():
-            for weight, received in zip(current, anchor, strict=True):
-                if weight.grad is not None:
-                    weight.grad.add_(weight, alpha=self.mu).sub_(received, alpha=self.mu)
-
     def round(self, client: ClientRound, train: LocalTraining) -> Trained:
         """Train towards what was received; the term's gradient needs no graph."""
-        return train(change=partial(self.add_gradient, client.trained, client.anchor))
+        return train(change=ProximalGradient(self.mu, client.trained, client.anchor))
+
+
+@dataclass(frozen=True)
+class ProximalGradient:
+    """The gradient of the proximal term, added to the gradients of the loss."""
+
+    mu: float
+    current: Sequence[Tensor]
+    anchor: Sequence[Tensor]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Add mu (w − w_received) in two passes over the gradients."""
+        for weight, received in zip(self.current, self.anchor, strict=True):
+            if weight.grad is not None:
+                weight.grad.add_(weight, alpha=self.mu).sub_(received, alpha=self.mu)
 
 
 def proximal(mu: float = 0.01) -> Proximal:
@@ -264,33 +278,65 @@ class Method:
             for layer in layers
         ]
 
-    def aggregate(
-        self, updates: Iterable[Weighted], before: Pack, memory: State, clients: int = 0
-    ) -> tuple[Pack, State]:
-        """Make the next shared part and the server's memory from the updates of a round.
+    def begin_round(
+        self, before: Pack, server: ServerState, clients: int, generator: torch.Generator
+    ) -> MethodAggregation:
+        """Begin the server's part of a round.
 
-        Of `clients` in all, some took part, each from `before`.
+        Args:
+            before: The shared state that the updates start from.
+            server: What the server remembers.
+            clients: How many clients the federation has.
+            generator: The source of random numbers.
         """
-        accepted = 0
+        aggregation = self.aggregator.begin(before, generator)
+        return MethodAggregation(self, aggregation, before, server, clients)
 
-        def counted() -> Iterator[Weighted]:
-            nonlocal accepted
-            for update in updates:
-                accepted += 1
-                yield update
 
-        combined = self.aggregator.combine(counted(), before)
-        if not accepted:
-            return combined, memory
-        kept = {name: value.clone() for name, value in memory.items() if "/" in name}
-        for rule in self.rules:
+@dataclass(frozen=True)
+class ServerState:
+    """What the server remembers from one round to the next.
+
+    Attributes:
+        hooks: The entries that hooks keep at the server.
+        optimizer: The moments of the server optimizer.
+    """
+
+    hooks: State = field(default_factory=dict)
+    optimizer: State = field(default_factory=dict)
+
+
+@dataclass
+class MethodAggregation:
+    """The server's part of one round: the aggregator, then the hooks, then the server optimizer."""
+
+    method: Method
+    aggregation: Aggregation
+    before: Pack
+    server: ServerState
+    clients: int
+    accepted: int = 0
+
+    def add(self, update: ClientUpdate) -> None:
+        """Take the next accepted update, in the order of the federation."""
+        self.accepted += 1
+        self.aggregation.add(update)
+
+    def finish(self) -> tuple[Pack, ServerState]:
+        """Return the new shared state and what the server remembers."""
+        combined = self.aggregation.finish()
+        hooks = {name: value.clone() for name, value in self.server.hooks.items()}
+        for rule in self.method.rules:
             word = word_of(rule)
-            earlier, now = Memories(word, before.state), Memories(word, combined.state, kept)
-            rule.server(ServerRound(before.state, combined.state, earlier, now, accepted, clients))
-        if self.server is None:
-            return combined, kept
-        stepped, moments = self.server.step(before, combined, memory)
-        return stepped, {**kept, **moments}
+            earlier = Memories(word, self.before.state)
+            now = Memories(word, combined.state, hooks)
+            counts = (self.accepted, self.clients)
+            rule.server(ServerRound(self.before.state, combined.state, earlier, now, *counts))
+        optimizer = self.method.server
+        if optimizer is None:
+            return combined, ServerState(hooks, self.server.optimizer)
+        stepped, moments = optimizer.step(self.before, combined, self.server.optimizer)
+        return stepped, ServerState(hooks, moments)
 
 
 Part = Rule | Penalty | Aggregator | ServerOptimizer | Selector | Method

@@ -19,7 +19,7 @@ from fedbn.core.bn_statistics import exact_passes, tracked_norms
 from fedbn.core.federation import Client, Federation, Targets, targets_of
 from fedbn.core.method import Method, Weighting
 from fedbn.core.pass_tracing import mark, traced
-from fedbn.core.randomness import number, seeded
+from fedbn.core.randomness import derive_seed, seeded
 from fedbn.core.rule import ModelParts, declared, word_of
 from fedbn.core.schedule import rates
 from fedbn.core.selectors import BATCHNORM
@@ -169,7 +169,7 @@ class Plan:
     @cached_property
     def initial_model(self) -> nn.Module:
         """The model before the first round: the same for every method of one seed."""
-        with seeded(number(self.seed, "model")):
+        with seeded(derive_seed(self.seed, "model")):
             model = unwrap(self.model())
             materialize(model, self.federation)
             mark(model, _sample(self.federation))

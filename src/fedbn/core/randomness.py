@@ -24,13 +24,13 @@ from fedbn.core.federation import AnySplit, Client, Federation
 T = TypeVar("T")
 
 
-def number(seed: int, purpose: str, round: int = 0, client: str = "") -> int:
+def derive_seed(seed: int, purpose: str, round: int = 0, client: str = "") -> int:
     """Derive a 63-bit number from what the randomness is for.
 
     Examples:
-        >>> number(0, "order", 1, "a") == number(0, "order", 1, "a")
+        >>> derive_seed(0, "order", 1, "a") == derive_seed(0, "order", 1, "a")
         True
-        >>> number(0, "order", 1, "a") == number(0, "order", 2, "a")
+        >>> derive_seed(0, "order", 1, "a") == derive_seed(0, "order", 2, "a")
         False
     """
     text = f"{seed}\0{purpose}\0{round}\0{client}".encode()
@@ -39,7 +39,7 @@ def number(seed: int, purpose: str, round: int = 0, client: str = "") -> int:
 
 def generator(seed: int, purpose: str, round: int = 0, client: str = "") -> torch.Generator:
     """Make the CPU generator for one purpose, round and client."""
-    return torch.Generator().manual_seed(number(seed, purpose, round, client))
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, round, client))
 
 
 @contextmanager

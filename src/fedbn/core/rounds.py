@@ -1,32 +1,31 @@
 """One round, Algorithm 1 of the paper: old state in, new state out, whatever the engine.
 
-From top to bottom: what a run carries, the round, one client's part of it (`local_training` has its
-steps), which updates count, and the numbers that a round gives.
+From top to bottom: the state that a run carries, the round, one client's part of it
+(`local_training` has its steps), which updates are rejected, and what a round measures.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from fedbn.core.aggregation import Weighted
+from fedbn.core.aggregation import ClientUpdate
 from fedbn.core.federation import Client, Split, Targets, targets_of
 from fedbn.core.local_training import ClientWork, local_train
+from fedbn.core.method import ServerState
 from fedbn.core.own_statistics import following, statistics_of
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
-from fedbn.core.randomness import drawn, generator, number, seeded
+from fedbn.core.randomness import derive_seed, drawn, generator, seeded
 from fedbn.core.replica import Replica
 from fedbn.core.rule import Asked, ClientRound, Memories, Rule, Trained, word_of, wrapped
-from fedbn.core.state import Entry, State, entries
+from fedbn.core.state import Entry, entries
 from fedbn.core.statistics_kinds import RUNNING, StatisticsKind
 from fedbn.core.user_code import Habits, contained, habits
 from fedbn.errors import DataError, FedbnError, TooFewClients, reason
@@ -42,16 +41,50 @@ _LARGE_FEATURE = 1e3
 
 
 @dataclass(frozen=True)
+class ClientStates(Mapping[str, Pack]):
+    """What each client holds: new states over older ones, which may lie on a disk."""
+
+    new: Mapping[str, Pack]
+    older: Mapping[str, Pack]
+
+    @classmethod
+    def of(cls, states: Mapping[str, Pack]) -> ClientStates:
+        """Return states to which others can be added."""
+        return states if isinstance(states, ClientStates) else cls({}, states)
+
+    def updated(self, changed: Mapping[str, Pack]) -> ClientStates:
+        """Return the states after some have changed."""
+        return ClientStates({**self.new, **changed}, self.older)
+
+    @property
+    def new_bytes(self) -> int:
+        """The memory that the new states take."""
+        return sum(v.nbytes for pack in self.new.values() for v in pack.vectors.values())
+
+    def __getitem__(self, client: str) -> Pack:
+        return self.new[client] if client in self.new else self.older[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.older, *self.new)))
+
+    def __len__(self) -> int:
+        return len({*self.older, *self.new})
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.new or client in self.older
+
+
+@dataclass(frozen=True)
 class RunState:
-    """All that a run carries from one round to the next.
+    """Everything that a run carries from one round to the next.
 
     Attributes:
-        round: Rounds done.
-        shared: What the server holds.
-        local: What each client holds; it never leaves the client.
-        memory: What the server remembers: the tensors of its optimiser, and those of rules.
-        untrained: Of clients whose BatchNorm has seen no data, because no update of theirs was ever
-            accepted, the local part they are scored and used with; they train from `local`.
+        round: The number of finished rounds.
+        shared: The shared state, which the server holds.
+        local: The local state of each client; it never leaves the client.
+        server: What the server remembers: the entries of hooks and of the server optimizer.
+        untrained: The local state that a client is scored and used with if no update of it was
+            accepted yet, because its BatchNorm has seen no data. It trains from `local`.
         own_statistics: Running statistics that each client keeps for scoring only, where the
             method averages them; empty if none are kept.
     """
@@ -59,52 +92,86 @@ class RunState:
     round: int
     shared: Pack
     local: Mapping[str, Pack]
-    memory: State = field(default_factory=dict)
+    server: ServerState = field(default_factory=ServerState)
     untrained: Mapping[str, Pack] = field(default_factory=dict)
     own_statistics: Mapping[str, Pack] = field(default_factory=dict)
 
     def scored_with(self, client: str) -> Pack:
-        """The local part that a client is scored and used with."""
+        """Return the local state that a client is scored and used with."""
         return self.untrained.get(client, self.local[client])
+
+    def advanced(
+        self, shared: Pack, server: ServerState, accepted: Mapping[str, AcceptedUpdate]
+    ) -> RunState:
+        """Return the state after a round: clients whose update was accepted save their new state.
+
+        All other clients keep their previous one.
+        """
+        local = {name: update.local for name, update in accepted.items()}
+        own = {
+            name: update.own_statistics
+            for name, update in accepted.items()
+            if update.own_statistics is not None
+        }
+        return RunState(
+            self.round + 1,
+            shared,
+            ClientStates.of(self.local).updated(local),
+            server,
+            {name: pack for name, pack in self.untrained.items() if name not in accepted},
+            {**self.own_statistics, **own},
+        )
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a client's training gave; `near` where that was looked at already (`surely_near`)."""
+    """What a client returns after training; `near` if its distance is checked (`is_clearly_close`).
+
+    `own_statistics` are running statistics that the client keeps for scoring only.
+    """
 
     client: str
     shared: Pack
     local: Pack
     loss: float
     near: bool = False
-    own_statistics: Pack | None = None  # those that the client keeps for scoring only
+    own_statistics: Pack | None = None
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why a client's update was left out of a round; `kind` is that of an error, where one was."""
+class AcceptedUpdate:
+    """What a round keeps of an accepted update: everything but the shared state."""
+
+    loss: float
+    local: Pack
+    own_statistics: Pack | None = None
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a client's update is not used; `kind` is the class of the exception, if any."""
 
     client: str
     reason: str
     kind: str = ""
 
 
-Outcome = Update | Refusal
+Outcome = Update | Rejection
 Train = Callable[[Sequence[Client], RunState], Iterable[Outcome]]
+"""Trains the selected clients from a state; yields one outcome per client, in their order."""
 
 
-@dataclass
-class Report:
-    """What happened in a round: who was accepted, with which training loss, and who was not."""
+@dataclass(frozen=True)
+class RoundResult:
+    """The state after a round, and by client which updates were accepted or rejected."""
 
-    losses: dict[str, float] = field(default_factory=dict)
-    local: dict[str, Pack] = field(default_factory=dict)
-    own_statistics: dict[str, Pack] = field(default_factory=dict)
-    refusals: list[Refusal] = field(default_factory=list)
+    state: RunState
+    accepted: Mapping[str, AcceptedUpdate]
+    rejected: Mapping[str, Rejection]
 
 
 def initial_state(plan: Plan) -> RunState:
-    """Make the state before the first round; every client starts from the same local part."""
+    """Return the state before the first round; every client starts with the same local state."""
     model, method = plan.initial_model, plan.method
     found, tensors = entries(model), model.state_dict()
     memories = method.memories(found)
@@ -120,49 +187,65 @@ def initial_state(plan: Plan) -> RunState:
 
     shared, local = started(method.shared(found)), started(method.local(found))
     parts = {client.name: local for client in plan.federation.clients}
-    memory = {n: v.clone() for n, v in started(method.remembered(found, "server")).state.items()}
-    own: dict[str, Pack] = {}
-    if plan.keeps_statistics:
-        own = dict.fromkeys(parts, statistics_of(model))
-    return RunState(0, shared, parts, memory, parts if plan.local_statistics else {}, own)
+    hooks = {n: v.clone() for n, v in started(method.remembered(found, "server")).state.items()}
+    untrained = parts if plan.local_statistics else {}
+    own = dict.fromkeys(parts, statistics_of(model)) if plan.keeps_statistics else {}
+    return RunState(0, shared, parts, ServerState(hooks), untrained, own)
 
 
-def run_round(plan: Plan, state: RunState, train: Train) -> tuple[RunState, Report]:
-    """Do one round.
+def run_round(plan: Plan, state: RunState, train: Train) -> RoundResult:
+    """Run one round: Algorithm 1 of the paper.
 
-    1. Draw who takes part.
-    2. Each trains from the shared part and its own local part.
-    3. The server combines what was shared, in the fixed order of the clients.
-    4. Each client that trained keeps its new local part; the others keep theirs.
+    1. Clients are selected.
+    2. Each selected client trains from the shared state and its own local state.
+    3. Updates that are unusable are rejected. The others are aggregated, one at a time and in the
+       order of the federation.
+    4. The server finishes: the aggregator, the hooks, the server optimizer.
+    5. Clients whose update was accepted save their new local state. The others keep theirs.
+
+    Args:
+        plan: What is run.
+        state: The state before the round; it is not changed.
+        train: Trains the selected clients.
+
+    Raises:
+        TooFewClients: Fewer updates are usable than the plan needs.
+        FedbnError: The new shared state has NaN or infinity.
     """
-    chosen = participants(plan, state.round + 1)
-    report = Report()
-    accepted = _accepted(plan, state.round + 1, chosen, train(chosen, state), report, state.shared)
-    with seeded(number(plan.seed, "server draws", state.round + 1)):  # a user's own may draw
-        shared, memory = plan.method.aggregate(
-            accepted, state.shared, state.memory, len(plan.federation.clients)
-        )
-    _check_enough(plan, state.round + 1, len(chosen), report)
-    spoilt = (name for name, value in memory.items() if not bool(torch.isfinite(value).all()))
-    if name := shared.unusable() or next(spoilt, None):
-        raise FedbnError(
-            f"round {state.round + 1}: combining the updates overflowed in {name}; "
-            "nothing was taken over. A smaller training.lr or a robust aggregator may help"
-        )
-    # New parts lie over those that stay as they are, which may lie on a disk.
-    changed, below = state.local.maps if isinstance(state.local, ChainMap) else ({}, state.local)
-    local = ChainMap({**changed, **report.local}, cast(MutableMapping[str, Pack], below))
-    untrained = {name: p for name, p in state.untrained.items() if name not in report.local}
-    own = {**state.own_statistics, **report.own_statistics}
-    return RunState(state.round + 1, shared, local, memory, untrained, own), report
+    number = state.round + 1
+    selected = select_clients(plan, number)
+    weights = plan.weights(selected)
+    aggregation = plan.method.begin_round(
+        state.shared,
+        state.server,
+        clients=len(plan.federation.clients),
+        generator=generator(plan.seed, "aggregation", number),
+    )
+    accepted: dict[str, AcceptedUpdate] = {}
+    rejected: dict[str, Rejection] = {}
+    for client, weight, outcome in zip(selected, weights, train(selected, state), strict=True):
+        checked = check_distance(plan, client, outcome, state)
+        if isinstance(checked, Rejection):
+            rejected[client.name] = checked
+            continue
+        aggregation.add(ClientUpdate(client.name, checked.shared, weight))
+        accepted[client.name] = AcceptedUpdate(checked.loss, checked.local, checked.own_statistics)
+    _require_enough(plan, number, accepted, rejected)
+    with seeded(derive_seed(plan.seed, "server draws", number)):  # custom code may draw globally
+        shared, server = aggregation.finish()
+    _require_finite(number, shared, server)
+    return RoundResult(state.advanced(shared, server, accepted), accepted, rejected)
 
 
-def participants(plan: Plan, round: int) -> tuple[Client, ...]:
-    """Draw who takes part, from (seed, round) alone; in the federation's order."""
+def select_clients(plan: Plan, number: int) -> tuple[Client, ...]:
+    """Return the clients selected in a round, in the federation's order.
+
+    They depend on the seed and the number of the round alone.
+    """
     clients, wanted = plan.federation.clients, plan.clients_a_round
     if wanted == len(clients):
         return clients
-    order = torch.randperm(len(clients), generator=generator(plan.seed, "participants", round))
+    order = torch.randperm(len(clients), generator=generator(plan.seed, "participants", number))
     return tuple(clients[i] for i in sorted(order[:wanted].tolist()))
 
 
@@ -199,7 +282,7 @@ def train_client(plan: Plan, replica: Replica, client: Client, state: RunState) 
 
     replica.load(state.shared, state.local[client.name])
     try:
-        with contained(), replica.seeds(number(plan.seed, "model draws", round, client.name)):
+        with contained(), replica.seeds(derive_seed(plan.seed, "model draws", round, client.name)):
             trained = wrapped(_clients_of_rules(plan, replica, client, state), train)
     except DataError:
         raise  # bad data stops a run, whoever's it is
@@ -247,17 +330,17 @@ def _clients_of_rules(
     ]
 
 
-def failure(client: Client, what: str, error: Exception) -> Refusal:
+def failure(client: Client, what: str, error: Exception) -> Rejection:
     """Make a refusal of an error in a client's own code or data."""
     log.debug("client %s failed", client.name, exc_info=True)
-    return Refusal(client.name, f"{what}{reason(error)}", type(error).__name__)
+    return Rejection(client.name, f"{what}{reason(error)}", type(error).__name__)
 
 
 def examined(update: Update) -> Outcome:
     """Refuse an update that holds a NaN or an infinity: one would poison the global model."""
     for part in (update.shared, update.local):
         if name := part.unusable():
-            return Refusal(update.client, f"its update has NaN or infinity in {name}")
+            return Rejection(update.client, f"its update has NaN or infinity in {name}")
     return update
 
 
@@ -292,57 +375,60 @@ def likely_cause(plan: Plan, client: Client, round: int) -> str | None:
     return None
 
 
-def _accepted(
+def check_distance(plan: Plan, client: Client, outcome: Outcome, state: RunState) -> Outcome:
+    """Reject an update that is absurdly far from the shared state; return all others unchanged."""
+    if isinstance(outcome, Rejection) or outcome.near:
+        return outcome
+    fault = divergence_reason(outcome.shared, state.shared)
+    if fault is None:
+        return outcome
+    cause = likely_cause(plan, client, state.round + 1)
+    text = f"its training diverged: {cause} ({fault})" if cause else fault
+    return Rejection(client.name, text)
+
+
+def _require_enough(
     plan: Plan,
-    round: int,
-    chosen: Sequence[Client],
-    outcomes: Iterable[Outcome],
-    report: Report,
-    before: Pack,
-) -> Iterator[Weighted]:
-    for client, weight, outcome in zip(chosen, plan.weights(chosen), outcomes, strict=True):
-        far = isinstance(outcome, Update) and not outcome.near
-        if far and (fault := absurd(cast(Update, outcome).shared, before)):
-            cause = likely_cause(plan, client, round)
-            fault = f"its training diverged: {cause} ({fault})" if cause else fault
-            outcome = Refusal(client.name, fault)
-        if isinstance(outcome, Refusal):
-            report.refusals.append(outcome)
-            continue
-        report.losses[client.name] = outcome.loss
-        report.local[client.name] = outcome.local
-        if outcome.own_statistics is not None:
-            report.own_statistics[client.name] = outcome.own_statistics
-        yield Weighted(outcome.shared, weight)
-
-
-def _check_enough(plan: Plan, round: int, chosen: int, report: Report) -> None:
+    number: int,
+    accepted: Mapping[str, AcceptedUpdate],
+    rejected: Mapping[str, Rejection],
+) -> None:
     asked, needed = plan.training.min_clients, plan.updates_needed
-    if len(report.losses) >= needed:
+    if len(accepted) >= needed:
         return
-    reasons = "; ".join(f"{refusal.client}: {refusal.reason}" for refusal in report.refusals)
+    reasons = "; ".join(f"{client}: {one.reason}" for client, one in rejected.items())
     why = (
         f"training.min_clients = {asked}"
         if asked == needed
         else f"{plan.method.name} needs {needed}"
     )
     raise TooFewClients(
-        f"round {round}: {len(report.losses)} of {chosen} clients gave a usable update, "
-        f"{why} ({reasons})"
+        f"round {number}: {len(accepted)} of {len(accepted) + len(rejected)} clients gave a usable "
+        f"update, {why} ({reasons})"
     )
 
 
-def absurd(update: Pack, before: Pack) -> str | None:
-    """Say how an update is absurdly far from where it started, or None where it is not.
+def _require_finite(number: int, shared: Pack, server: ServerState) -> None:
+    remembered = {**server.hooks, **server.optimizer}
+    spoilt = (name for name, v in remembered.items() if not bool(torch.isfinite(v).all()))
+    if name := shared.unusable() or next(spoilt, None):
+        raise FedbnError(
+            f"round {number}: combining the updates overflowed in {name}; nothing was taken over. "
+            "A smaller training.lr or a robust aggregator may help"
+        )
+
+
+def divergence_reason(update: Pack, before: Pack) -> str | None:
+    """Return how an update is absurdly far from where it started, or None if it is not.
 
     Examples:
         >>> layer = torch.nn.Linear(2, 1)
         >>> start = StateLayout.of(entries(layer)).pack(layer.state_dict())
         >>> far = start.layout.pack({n: v + 1e9 for n, v in start.state.items()})
-        >>> absurd(start, start) is None, absurd(far, start) is None
+        >>> divergence_reason(start, start) is None, divergence_reason(far, start) is None
         (True, False)
     """
-    if bool(surely_near(update, before)):
+    if bool(is_clearly_close(update, before)):
         return None
     pairs = zip(_trained(update), _trained(before), strict=True)
     doubled = [(new.double(), old.double()) for new, old in pairs]
@@ -353,8 +439,10 @@ def absurd(update: Pack, before: Pack) -> str | None:
     return f"its update moves the model by {moved:.3g}, the model's own norm is {length:.3g}"
 
 
-def surely_near(updates: Pack, before: Pack) -> Tensor:
-    """Tell which updates, one or a row each, need no closer look: nearly every one.
+def is_clearly_close(updates: Pack, before: Pack) -> Tensor:
+    """Return True for updates that need no closer look: nearly every one.
+
+    The updates are one pack, or one row per update.
 
     |new - old| <= |new| + |old|: two passes without a copy.
     """
@@ -390,13 +478,15 @@ class Record:
     statistics: str = RUNNING
 
 
-def round_records(plan: Plan, round: int, report: Report) -> list[Record]:
-    """The numbers that a round gives at no extra pass: training losses, and who was refused."""
-    refused = dict.fromkeys((refusal.client for refusal in report.refusals), 1.0)
+def round_records(plan: Plan, result: RoundResult) -> list[Record]:
+    """Return what a round measures at no extra cost: training losses, and rejected updates."""
+    number = result.state.round
+    losses = {name: update.loss for name, update in result.accepted.items()}
+    rejected = dict.fromkeys(result.rejected, 1.0)
     return [
-        record(plan, round, client, "train", metric, values[client.name])
+        record(plan, number, client, "train", metric, values[client.name])
         for client in plan.federation.clients
-        for metric, values in (("training_loss", report.losses), ("refused", refused))
+        for metric, values in (("training_loss", losses), ("refused", rejected))
         if client.name in values
     ]
 

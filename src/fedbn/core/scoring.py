@@ -18,9 +18,9 @@ from fedbn.core.metric import ACCURACY
 from fedbn.core.own_statistics import statistics_of, untrained
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, named
-from fedbn.core.randomness import number
+from fedbn.core.randomness import derive_seed
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import Record, Refusal, RunState, failure, record
+from fedbn.core.rounds import Record, Rejection, RunState, failure, record
 from fedbn.core.state import uses_batch_statistics
 from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Loss, Task
@@ -128,7 +128,7 @@ class Piece:
     part: slice
 
 
-Scored = list[PartScore] | Refusal
+Scored = list[PartScore] | Rejection
 Outcomes = Mapping[tuple[str, str], Tensor]
 """By client and domain, which test samples were classified correctly, in their order."""
 
@@ -225,7 +225,7 @@ def score_pieces(
                 local = state.scored_with(client.name)
                 model = replica.scoring_model(state.shared, local, statistics)
                 where = f"{client.name}\0{piece.split}\0{piece.domain}\0{piece.part.start}"
-                with replica.seeds(number(plan.seed, "scoring draws", state.round, where)):
+                with replica.seeds(derive_seed(plan.seed, "scoring draws", state.round, where)):
                     data, loss = piece.data, plan.loss(client)
                     found.append(evaluate_part(model, data, piece.part, plan.task, loss))
         return found
@@ -241,11 +241,11 @@ def put_together(
     found: Sequence[Scored],
     round: int,
     statistics: StatisticsKind = "running",
-) -> ClientScores | Refusal:
+) -> ClientScores | Rejection:
     """Return a client's scores from what its pieces gave, in their order."""
     every: list[PartScore] = []
     for one in found:
-        if isinstance(one, Refusal):
+        if isinstance(one, Rejection):
             return one
         every += one
     records, left = [], iter(every)
@@ -265,18 +265,18 @@ def put_together(
 
 def score_client(
     plan: Plan, replica: Replica, client: Client, state: RunState
-) -> list[Record] | Refusal:
+) -> list[Record] | Rejection:
     """Score a client's joined model on its train, validation and test data."""
     found = score_pieces(
         plan, replica, client, pieces_of(client, plan.score_train, plan.by_batch), state
     )
     scores = put_together(plan, client, [found], state.round)
-    return scores if isinstance(scores, Refusal) else scores.records
+    return scores if isinstance(scores, Rejection) else scores.records
 
 
 def score_with(
     plan: Plan, replica: Replica, client: Client, state: RunState, kind: StatisticsKind
-) -> ClientScores | Refusal:
+) -> ClientScores | Rejection:
     """Score a client's joined model with one kind of BatchNorm statistics."""
     pieces = pieces_of(client, plan.score_train, plan.by_batch)
     statistics = None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbn.core.federation import Targets
 from fedbn.core.findings import not_finite
-from fedbn.core.randomness import number, seeded
+from fedbn.core.randomness import derive_seed, seeded
 from fedbn.data.arrays import as_samples, channels_moved
 from fedbn.errors import DataError, reason
 from fedbn.text import one_line
@@ -169,7 +169,7 @@ def read_batch(
     python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:  # not by `seeded`, which would seed devices too
         for which, index in addresses:
-            own = number(seed, "sample", turn, f"{sources[which].where}\0{index}")
+            own = derive_seed(seed, "sample", turn, f"{sources[which].where}\0{index}")
             random.seed(own)
             np.random.seed(own % 2**32)
             torch.default_generator.manual_seed(own)

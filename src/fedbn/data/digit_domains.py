@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedbn.core.federation import Client, Split
-from fedbn.core.randomness import generator, number, stratified
+from fedbn.core.randomness import derive_seed, generator, stratified
 from fedbn.data.digit_files import DIGIT_DOMAINS, Digits, DigitSource, describe_forms, find_source
 from fedbn.data.digit_rendering import SIDE, rendered
 from fedbn.data.images import PICTURE_SUFFIXES, is_picture, opened, watched
@@ -238,7 +238,7 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
         for part, (images, labels) in divided:
             order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
             chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
-            draws = np.random.default_rng(number(seed, "mnist_m patches", client=part))
+            draws = np.random.default_rng(derive_seed(seed, "mnist_m patches", client=part))
             arrays[f"{part}_x"] = colour28(blended(images[chosen], read, draws))
             arrays[f"{part}_y"] = labels[chosen]
         return arrays

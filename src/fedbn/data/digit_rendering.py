@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from fedbn.core.randomness import number
+from fedbn.core.randomness import derive_seed
 from fedbn.data.storage import Arrays, cached, home
 from fedbn.errors import ConfigError, DataError
 
@@ -271,7 +271,7 @@ def rendered(train: int, test: int, fonts: str, seed: int) -> tuple[Arrays, str]
     def make() -> Arrays:
         arrays: Arrays = {}
         for part, size in (("train", train), ("test", test)):
-            own = number(seed, "synth_digits", client=part)
+            own = derive_seed(seed, "synth_digits", client=part)
             arrays[f"{part}_x"], arrays[f"{part}_y"] = render(size, (own,), drawn)
         return arrays
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedbn.core.federation import AnySplit, Client, Federation, concatenated
 from fedbn.core.findings import check_labels
-from fedbn.core.randomness import number
+from fedbn.core.randomness import derive_seed
 from fedbn.errors import ConfigError, DataError
 
 _LEGAL = "legal are 'iid', 'dirichlet(a)' with a > 0 and 'shards(k)' with k = 1, 2, ..."
@@ -45,7 +45,7 @@ def dealt(federation: Federation, partition: str, clients: int, seed: int = 0) -
     labels, units = dict[str, Places](), dict[str, Places]()
     for name, part in parts.items():
         labels[name], units[name] = _units(part, by_class, partition)
-    draws = np.random.default_rng(number(seed, f"partition {partition}"))
+    draws = np.random.default_rng(derive_seed(seed, f"partition {partition}"))
     for _ in range(_TRIES):
         homes = {"train": deal(labels["train"], clients, draws)}
         shares = _shares(labels["train"], homes["train"], clients)

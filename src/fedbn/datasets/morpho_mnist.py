@@ -22,7 +22,7 @@ from pydantic import Field
 from scipy import ndimage
 
 from fedbn.core.federation import Federation
-from fedbn.core.randomness import number
+from fedbn.core.randomness import derive_seed
 from fedbn.data.benchmarks import Count
 from fedbn.data.digit_domains import DigitsInfo, client_of, colour28, needed_source, prepared
 from fedbn.data.storage import Arrays, cached, fingerprint
@@ -190,7 +190,7 @@ def morpho_mnist(
         for part, size in (("train", train), ("test", test)):
             arrays[f"{part}_y"] = mnist[f"{part}_y"][:size]
             for name, ways in changes.items():
-                draws = np.random.default_rng(number(seed, f"morpho {part}", client=name))
+                draws = np.random.default_rng(derive_seed(seed, f"morpho {part}", client=name))
                 made = change_images(mnist[f"{part}_x"][:size, 0], ways, draws)
                 arrays[f"{name}_{part}_x"] = colour28(made)
         return arrays

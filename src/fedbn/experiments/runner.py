@@ -151,6 +151,7 @@ class Writer:
         self._scores: Validation = {}
         self._pace = pace or Pace()
         self._start: RunState | None = None
+        self._saved = 0  # the newest round on disk
         self._unsaved: dict[int, tuple[RunState, dict[str, Any]]] = {}  # the best and the last
         self._lock = threading.Lock()
 
@@ -195,8 +196,7 @@ class Writer:
                     checkpoints.save(
                         self._place, state, facts, best=self._best_round, start=self._start
                     )
-                    if self._start is not None:
-                        checkpoints.let_go(state, self._place, self._start)
+                    self._saved = state.round
             self._unsaved = {}  # not before: a signal may end the writing
 
     def resume(self, engine: Engine) -> tuple[RunState, list[str]]:
@@ -213,6 +213,12 @@ class Writer:
         place = checkpoints.place_of(self._place, state.round)
         engine.resume(state.round, checkpoints.read_manifest(place))
         return state, damaged
+
+    def continued(self, state: RunState) -> RunState:
+        """Return the state to go on from: once saved, large local states are read from disk."""
+        if self._start is None or state.round != self._saved:
+            return state
+        return checkpoints.read_from_disk(state, self._place, self._start)
 
     def reported(self, state: RunState) -> RunState:
         """Return the state of the round that is reported, at the end of a job's rounds."""
@@ -331,11 +337,13 @@ def rounds_of(
     stop: Callable[[], bool],
     earlier: Iterable[Mapping[str, Any]] = (),
     reported: Callable[[RunState], RunState] = lambda state: state,
+    continued: Callable[[RunState], RunState] = lambda state: state,
 ) -> RunState:
     """Do a job's rounds from a state on, to its end or the end of its patience.
 
     It comes after the rounds of `earlier` records; `stop` is asked after each. `reported` returns
-    the state of the round that the job reports, given the last state.
+    the state of the round that the job reports, given the last state. `continued` returns the state
+    to go on from after a round; it may lie on disk.
     """
     state, rounds = start, engine.plan.training.rounds
     patience, measured = engine.plan.training.patience, engine.plan.task.metrics
@@ -350,6 +358,7 @@ def rounds_of(
             state = gave.state
             scores |= validation(map(vars, gave.records), metric)
             _tell(Event("round", key, state.round, rounds, metric=judged, gave=gave), tell)
+            state = continued(state)
             if stop() and state.round < rounds:
                 raise Interrupted(f"stopped after round {state.round} of {rounds}")
     except BaseException:
@@ -407,7 +416,8 @@ def execute(job: Job, run: Run) -> None:
             note(f"{text}; going on from the one before it")
         known = writer.records() if engine.plan.training.patience else ()
         tell = to_all(writer, run.listener)
-        rounds_of(engine, job.key, start, tell, run.stop, known, writer.reported)
+        at = {"reported": writer.reported, "continued": writer.continued}
+        rounds_of(engine, job.key, start, tell, run.stop, known, **at)
 
 
 def prepare(experiment: Experiment, planner: Planner) -> list[Job]:

@@ -15,17 +15,17 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbn.core import rounds
-from fedbn.core.engine import Pool, measured_or_refused, told_apart
+from fedbn.core.engine import Pool, measured_or_rejected, split_rejections
 from fedbn.core.federation import AnySplit, Client, Split, all_targets, scaled, widened
 from fedbn.core.findings import Detail
 from fedbn.core.local_training import Optimizer, make_optimizer
-from fedbn.core.method import Proximal
+from fedbn.core.method import Proximal, ProximalGradient
 from fedbn.core.metric import ACCURACY
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan
-from fedbn.core.randomness import number
+from fedbn.core.randomness import generator
 from fedbn.core.replica import Replica
-from fedbn.core.rounds import Outcome, Record, Refusal, RunState, Update
+from fedbn.core.rounds import Outcome, Record, Rejection, RunState, Update
 from fedbn.core.scoring import ClientScores, Score, score_client, score_with, scored, splits_of
 from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Task
@@ -145,7 +145,7 @@ def train_stack(
         stack.load_own([state.own_statistics[client.name] for client in clients])
     losses = _train(plan, stack, clients, state, samples).tolist()
     shared, local, own = stack.rows(count)
-    near = rounds.surely_near(shared, state.shared).expand(count).tolist()
+    near = rounds.is_clearly_close(shared, state.shared).expand(count).tolist()
     parts = zip(unbound(shared, count), unbound(local, count), strict=True)
     kept = unbound(own, count) if plan.keeps_statistics else [None] * count
     updates = [
@@ -182,7 +182,7 @@ def _train(
         losses.sum().backward()
         for rule in plan.method.rules:
             assert isinstance(rule, Proximal)
-            rule.add_gradient(shared, anchor)
+            ProximalGradient(rule.mu, shared, anchor)()
         _step(optimizer, stack, batch.counts)
         total += losses.detach() * batch.sizes
         seen += batch.sizes
@@ -230,9 +230,8 @@ def _batches(
     cuts = {n: plan.training.sizes(n) for n in set(lengths)}
     steps = [plan.training.steps(n, plan.largest) for n in lengths]
     sizes = [list(islice(cycle(cuts[n]), k)) for n, k in zip(lengths, steps, strict=True)]
-    draws = torch.Generator()
     orders = [
-        _order(n, cuts[n], k, draws.manual_seed(number(plan.seed, "order", round, client.name)))
+        _order(n, cuts[n], k, generator(plan.seed, "order", round, client.name))
         for client, n, k in zip(clients, lengths, steps, strict=True)
     ]
     at_once = max(1, _BATCH_NUMBERS // (len(clients) * _batch_numbers(plan)))
@@ -390,26 +389,26 @@ class Stacks:
 
     def score(
         self, clients: Sequence[Client], state: RunState
-    ) -> tuple[list[Record], list[Refusal]]:
+    ) -> tuple[list[Record], list[Rejection]]:
         """Score these clients' joined models; and say who could not be scored."""
-        scores: Iterator[list[Record] | Refusal] = self._each(
+        scores: Iterator[list[Record] | Rejection] = self._each(
             clients,
             lambda replica, one: score_client(self._plan, replica, one, state),
             lambda stack, some: [score_stack(self._plan, stack, some, state, self._scored)],
         )
-        return told_apart(
-            found if isinstance(found, Refusal) else ClientScores(found) for found in scores
+        return split_rejections(
+            found if isinstance(found, Rejection) else ClientScores(found) for found in scores
         )
 
     def score_with(
         self, clients: Sequence[Client], state: RunState, kind: StatisticsKind
-    ) -> Iterator[ClientScores | Refusal]:
+    ) -> Iterator[ClientScores | Rejection]:
         """Score these clients' joined models with one kind of BatchNorm statistics."""
         return self._each(clients, lambda rep, one: score_with(self._plan, rep, one, state, kind))
 
-    def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Refusal]:
+    def measure(self, clients: Sequence[Client], state: RunState) -> Iterator[Pack | Rejection]:
         """Give clients that have not trained the local part they are scored with."""
-        return self._each(clients, lambda rep, one: measured_or_refused(rep, one, state))
+        return self._each(clients, lambda rep, one: measured_or_rejected(rep, one, state))
 
     def close(self) -> None:
         """End the threads."""

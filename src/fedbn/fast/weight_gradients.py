@@ -26,7 +26,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedbn.core.local_training import ClientWork, Optimizer, Passes
-from fedbn.core.method import Proximal
+from fedbn.core.method import ProximalGradient
 
 Gradients = Sequence[Tensor | None]
 Work = Callable[[], Gradients]
@@ -88,10 +88,10 @@ def plain_steps(work: ClientWork) -> PlainSteps | None:
         return None
     mu, received = 0.0, dict[Tensor, Tensor]()
     for change in work.changes:
-        penalty = getattr(change.func, "__self__", None) if isinstance(change, partial) else None
-        if not isinstance(change, partial) or type(penalty) is not Proximal:
+        if type(change) is not ProximalGradient:
             return None
-        mu, received = mu + penalty.mu, dict(zip(*change.args, strict=True))
+        received = dict(zip(change.current, change.anchor, strict=True))
+        mu += change.mu
     return PlainSteps(training.lr, mu, received)
 
 

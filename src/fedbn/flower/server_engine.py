@@ -16,13 +16,13 @@ from flwr.app import RecordDict
 from safetensors.torch import save as to_bytes
 
 from fedbn.core import rounds
-from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.aggregation import mean_of
 from fedbn.core.best_round import EarlyStop, validation
 from fedbn.core.engine import Round, RoundCost
 from fedbn.core.federation import Client
 from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import Outcome, Record, Refusal, RunState, Update
+from fedbn.core.rounds import Outcome, Record, Rejection, RunState, Update
 from fedbn.core.scoring import untrained_notes
 from fedbn.core.state import Kind, entries, schema_hash
 from fedbn.core.task import Task
@@ -59,12 +59,12 @@ def read_update(
         _check(answer, order, member)
         shared = from_record(content.array_records[messages.SHARED], before.layout)
     except FedbnError as error:
-        return Refusal(member.name, str(error)), None
+        return Rejection(member.name, str(error)), None
     loss = float("nan") if answer.loss is None else answer.loss
     outcome = rounds.examined(Update(member.name, shared, StateLayout(()).zeros(), loss, near=True))
-    if isinstance(outcome, Update) and (fault := rounds.absurd(shared, before)):
-        outcome = Refusal(member.name, fault)
-    return outcome, None if isinstance(outcome, Refusal) else answer
+    if isinstance(outcome, Update) and (fault := rounds.divergence_reason(shared, before)):
+        outcome = Rejection(member.name, fault)
+    return outcome, None if isinstance(outcome, Rejection) else answer
 
 
 def _check(answer: Answer, order: Order, member: Member) -> None:
@@ -156,11 +156,12 @@ class FlowerEngine:
         self._known = self._known.with_newcomers([*self.members], state.round)
         self._known = replace(self._known, min_sites=dict(self._here.min_sites))
         self._scores = []
-        after, report = rounds.run_round(self.plan, state, self._train)
-        self._known = self._known.accepted([*report.losses], after.round)
+        result = rounds.run_round(self.plan, state, self._train)
+        after = result.state
+        self._known = self._known.accepted([*result.accepted], after.round)
         self._note_best(state.round)
-        left_out = {refusal.client: refusal.reason for refusal in report.refusals}
-        own = rounds.round_records(self.plan, after.round, report)
+        left_out = {name: one.reason for name, one in result.rejected.items()}
+        own = rounds.round_records(self.plan, result)
         return Round(
             replace(after, local={}),
             [*self._scores, *own],
@@ -188,8 +189,7 @@ class FlowerEngine:
             self._tell_best(state.round)
         if not self._affine:
             return Round(state, self._scores)
-        updates = (Weighted(pack, 1.0) for pack in self._affine.values())
-        mean = Mean().combine(updates, next(iter(self._affine.values())))
+        mean = mean_of(self._affine.values())
         said = f"{', '.join(self._affine)} released BatchNorm affine; the mean is {_RELEASED}"
         return Round(state, self._scores, [said], files={_RELEASED: to_bytes(mean.state)})
 
@@ -228,14 +228,14 @@ class FlowerEngine:
             if name not in mail.contents:
                 why = mail.faults.get(name, "not connected")
                 refused.append(f"{name}: {why}")
-                yield Refusal(name, why)
+                yield Rejection(name, why)
                 continue
             content, member = mail.contents[name], self.members[name]
             outcome, answer = read_update(content, order, member, state.shared)
             if answer is not None:
                 answers[name] = answer
                 self._add_scores(name, answer, state.round)
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, Rejection):
                 refused.append(f"{name}: {outcome.reason}")
             yield outcome
         self._check_enough(state.round + 1, len(answers), refused)

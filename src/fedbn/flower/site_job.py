@@ -24,7 +24,7 @@ from fedbn.core.packing import Pack, StateLayout
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import (
     Record,
-    Refusal,
+    Rejection,
     RunState,
     Update,
     initial_state,
@@ -94,7 +94,7 @@ class SiteOptions:
 class Failed(FedbnError):  # noqa: N818 - the name says what happened
     """Training or scoring failed at the site; an error there is told by its kind alone."""
 
-    def __init__(self, refused: Refusal):
+    def __init__(self, refused: Rejection):
         super().__init__(refused.reason)
         self.kind = refused.kind
 
@@ -340,7 +340,7 @@ class Desk:
         update = None
         if order.kind == "train":
             outcome = train_client(self.plan, self._replica, self._client, before)
-            if isinstance(outcome, Refusal):
+            if isinstance(outcome, Rejection):
                 raise Failed(outcome)
             store.save(order.round, order.since, outcome.local)
             update = outcome
@@ -397,7 +397,7 @@ class Desk:
     def _scored(self, order: Order, state: RunState) -> list[Record]:
         state = self._completed(order, state)
         records = score_client(self.plan, self._replica, self._client, state)
-        if isinstance(records, Refusal):
+        if isinstance(records, Rejection):
             raise Failed(records)
         return records
 

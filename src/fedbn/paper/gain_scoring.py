@@ -241,13 +241,16 @@ def train(plan: Plan, points: int) -> Trained:
     with closing(Pool([replica])) as pool:
         for number in range(1, rounds + 1):
             seen: dict[str, list[Tensor]] = {}
-            run.state, report = run_round(plan, run.state, partial(_train_clients, run, seen, pool))
-            if report.refusals:
-                first = report.refusals[0]
+            result = run_round(plan, run.state, partial(_train_clients, run, seen, pool))
+            run.state = result.state
+            if result.rejected:
+                first = next(iter(result.rejected.values()))
                 raise FedbnError(f"round {number}: the update of {first.client}: {first.reason}")
             tracks.advance(seen)
             if number in looked_at:
-                run.losses["seen"][number] = [report.losses[client.name] for client in clients]
+                run.losses["seen"][number] = [
+                    result.accepted[client.name].loss for client in clients
+                ]
                 bench = Bench(run)
                 for statistics in (RUNNING, EXACT, POOLED):
                     run.losses[statistics][number] = bench.training_losses(statistics)

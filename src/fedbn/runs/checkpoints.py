@@ -1,9 +1,9 @@
 """Checkpoints of one job: the state after a round, every part of it with a checksum.
 
 A checkpoint is a folder of two files. `state.safetensors` holds sections. A section that is kept
-whole (`shared`, `server`) is its tensors under their names. A section of rows (`local`,
-`untrained`, `own_statistics`) is one matrix per group of the layout. It has one row per client, in
-the order of their names.
+whole (`shared`, `server`, `optimizer`) is its tensors under their names. A section of rows
+(`local`, `untrained`, `own_statistics`) is one matrix per group of the layout. It has one row per
+client, in the order of their names.
 `manifest.json` says where an entry lies in a row, and has the sha256 of every section and row, so
 that one client's part is read and verified alone.
 """
@@ -17,21 +17,21 @@ import math
 import os
 import re
 import shutil
-from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedbn.core.method import ServerState
 from fedbn.core.packing import Pack, StateLayout
-from fedbn.core.rounds import RunState
+from fedbn.core.rounds import ClientStates, RunState
 from fedbn.core.state import State
 from fedbn.errors import DamagedRun, ModelError
 from fedbn.runs.folder import explained, sealed, sync_folder, to_json, unsealed, write_through
@@ -63,7 +63,11 @@ def save(
     """
     final = place_of(folder, state.round)
     temporary = folder / f".{final.name}.tmp"
-    sections = {"shared": state.shared.state, "server": state.memory}
+    sections = {
+        "shared": state.shared.state,
+        "server": state.server.hooks,
+        "optimizer": state.server.optimizer,
+    }
     parts = {name: getattr(state, name) for name in _ROWS}
     if start is not None:
         parts = {
@@ -281,9 +285,9 @@ class ClientParts(Mapping[str, Pack]):
 def load(path: Path, like: RunState) -> RunState:
     """Read and verify a checkpoint of a run that began so; a client's part when it is asked for."""
     found = Checkpoint(path)
-    memory = found.section("server")
-    for name in like.memory:
-        if name not in memory or memory[name].shape != like.memory[name].shape:
+    hooks = found.section("server")
+    for name, value in like.server.hooks.items():
+        if name not in hooks or hooks[name].shape != value.shape:
             raise DamagedRun(
                 f"{path}: {name} is not there as a rule declares it now: was the rule another when "
                 "the run began?"
@@ -298,19 +302,24 @@ def load(path: Path, like: RunState) -> RunState:
         found.manifest["round"],
         _packed(like.shared.layout, found.section("shared"), path),
         ClientParts(found, "local", like.local),
-        {name: tensor.clone() for name, tensor in memory.items()},
+        ServerState(
+            {name: tensor.clone() for name, tensor in hooks.items()},
+            {name: tensor.clone() for name, tensor in found.section("optimizer").items()},
+        ),
         ClientParts(found, "untrained", untrained),
         ClientParts(found, "own_statistics", like.own_statistics),
     )
 
 
-def let_go(state: RunState, folder: Path, start: RunState) -> None:
-    """Let a state that was saved read clients' parts from there, where they take much memory."""
-    if isinstance(state.local, ChainMap):
-        held = [v for pack in state.local.maps[0].values() for v in pack.vectors.values()]
-        if sum(vector.nbytes for vector in held) > _HELD_BYTES:
-            saved = load(place_of(folder, state.round), start).local
-            state.local.maps[:] = [{}, cast(MutableMapping[str, Pack], saved)]
+def read_from_disk(state: RunState, folder: Path, start: RunState) -> RunState:
+    """Return a saved state whose local states are read from its checkpoint when they are needed.
+
+    Small states are returned as they are: they stay in memory.
+    """
+    if not isinstance(state.local, ClientStates) or state.local.new_bytes <= _HELD_BYTES:
+        return state
+    saved = load(place_of(folder, state.round), start).local
+    return replace(state, local=ClientStates({}, saved))
 
 
 def _packed(layout: StateLayout, state: State, path: Path) -> Pack:

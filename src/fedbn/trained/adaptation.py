@@ -27,7 +27,7 @@ from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Client, Split, blank_targets
 from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.metric import ACCURACY, Metric
-from fedbn.core.randomness import generator, number, seeded
+from fedbn.core.randomness import derive_seed, generator, seeded
 from fedbn.core.state import Kind, State, entries
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
@@ -180,7 +180,7 @@ def _finetune(bench: Bench, data: Split, epochs: int) -> None:
         plan.training, local_epochs=epochs, local_steps=None, unequal="own", device="cpu"
     )
     steps = training.steps(len(data), len(data))
-    with seeded(number(plan.seed, "finetune")):
+    with seeded(derive_seed(plan.seed, "finetune")):
         draws = generator(plan.seed, "finetune order")
         lost = plan.loss(Client("new", "new", data, {}))
         loss = local_train(ClientWork(model, data, training, steps, draws, loss=lost)).loss

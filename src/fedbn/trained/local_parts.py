@@ -29,7 +29,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from fedbn import __version__
-from fedbn.core.aggregation import Mean, Weighted
+from fedbn.core.aggregation import mean_of
 from fedbn.core.bn_statistics import CHUNK, estimate_statistics, tracked_norms
 from fedbn.core.federation import AnySplit
 from fedbn.core.findings import check_name
@@ -229,7 +229,7 @@ class Bench:
     def average(self) -> None:
         """Take the mean of the clients' local parts; of whole numbers the largest."""
         packs = list(self.state.local.values())
-        mean = Mean().combine((Weighted(pack, 1.0) for pack in packs), packs[0])
+        mean = mean_of(packs)
         self.replica.load(self.state.shared, mean)
         self.replica.forget()
 
