@@ -199,7 +199,8 @@ def test_one_seed_is_said_to_be_too_few_for_every_kind() -> None:
 def test_what_both_runs_say_is_said_once() -> None:
     found = compare(run(), run("B"))
     assert [text[:34] for text in found.remarks if "BatchNorm statistics" in text] == [
-        "both runs: BatchNorm statistics of"
+        "both runs: FedBN compared with Fed",
+        "both runs: BatchNorm statistics of",
     ]
 
 

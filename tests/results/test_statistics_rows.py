@@ -322,3 +322,24 @@ def test_fedbn_and_fedavg_are_compared_with_one_kind_of_statistics() -> None:
     assert (running.mean.mean, exact.mean.mean) == pytest.approx((25.0, 5.0))
     assert duel(table, summarize(table), statistics="local") is None
     assert Key("fedavg", "default", "exact").running == Key("fedavg", "default")
+
+
+def test_the_gain_of_fedbn_is_stated_for_each_kind_of_statistics() -> None:
+    """FedBN is ahead by 20 points with running statistics, and level with exact ones."""
+    values = {
+        ("fedavg", "running"): 0.5,
+        ("fedbn", "running"): 0.7,
+        ("fedavg", "exact"): 0.75,
+        ("fedbn", "exact"): 0.75,
+    }
+    place = {"setting": "default", "seed": 0, "round": 1, "split": "test", "metric": "accuracy"}
+    records = [
+        {**place, "method": method, "statistics": kind, "value": value, "client": c, "domain": c}
+        for (method, kind), value in values.items()
+        for c in "ab"
+    ]
+    remarks = RunFiles("run", records).summary.remarks
+    (said,) = [text for text in remarks if text.startswith("FedBN compared with FedAvg")]
+    assert "+20.0 with running statistics, +0.0 with exact statistics" in said
+    alone = RunFiles("run", [r for r in records if r["statistics"] == "running"])
+    assert not any(text.startswith("FedBN compared") for text in alone.summary.remarks)

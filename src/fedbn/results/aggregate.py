@@ -559,6 +559,7 @@ class Duel:
     old: str
     gains: tuple[Gain, ...]
     mean: Gain | None
+    statistics: str = RUNNING
 
 
 def gains(new: Scores, old: Scores, *, metric: Metric = ACCURACY) -> dict[str, Gain]:
@@ -584,7 +585,9 @@ def duel(
     scores = table.scores(report)
     known = gains(scores[new.key], scores[old.key], metric=table.metric)
     found = tuple(known[name] for name in summary.columns if name in known and name != MEAN)
-    return Duel(new.key.label, old.key.label, found, known.get(MEAN)) if found else None
+    if not found:
+        return None
+    return Duel(new.key.label, old.key.label, found, known.get(MEAN), statistics)
 
 
 def _nearest(summary: Summary, name: str, statistics: str) -> Row | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fedbn.core.metric import Metric, first_metric
+from fedbn.core.statistics_kinds import STATISTICS_KINDS
 from fedbn.results import statistics_remarks
 from fedbn.results.aggregate import (
     MEAN,
@@ -19,6 +20,7 @@ from fedbn.results.aggregate import (
     Scores,
     ScoreTable,
     Summary,
+    duel,
     summarize,
     weighted_by_size,
 )
@@ -104,6 +106,8 @@ class RunFiles:
 
     def _said_of_statistics(self, found: Summary) -> Iterator[str]:
         keys = [row.key for row in found.rows]
+        duels = (duel(self.table, found, self.report, kind) for kind in STATISTICS_KINDS)
+        yield from statistics_remarks.gain(filter(None, duels), self.metric)
         yield from statistics_remarks.reasons(self.table, self.report, self.warnings)
         yield from statistics_remarks.fewer_seeds(self.table, keys)
         yield from statistics_remarks.differences(keys, self.scores, self.metric)
