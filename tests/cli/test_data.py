@@ -335,7 +335,7 @@ def test_check_of_tables(table):
     table.write_text(table.read_text() + "\n,3,north,1")
     answer = call("data", "check", table, *options)
     assert answer.code == 4
-    assert "column 'age': 1 empty cell(s)" in answer.out
+    assert "column 'age': 1 cell without a value" in answer.out
     assert done("check", table, *options, "--set", "missing=mean").out.startswith("severity")
     assert done("check", table, *options, "--set", "drop=['age']").out.count("error") == 1
 

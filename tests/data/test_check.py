@@ -314,7 +314,7 @@ def test_tables_column_by_column(tmp_path):
     (root / "b.csv").write_text(f"key,x,flat,ill\n{good}\n50,,1,0\n51,NA,1,1\n")
     findings = examined(root, label="ill", id="key")
     error = only([f for f in findings if f.severity == "error"])
-    assert error.text.startswith("column 'x': 2 empty cell(s), the first in row 22")
+    assert error.text.startswith("column 'x': 2 cells without a value, the first in row 22")
     warnings = found(findings, "warning")
     assert ("", "", "column 'flat' is constant at every site") in warnings
     assert any("20 id(s) occur again" in f.text for f in findings)
@@ -329,7 +329,7 @@ def test_tables_that_cannot_be_read_or_have_no_label(tmp_path):
     (root / "a.csv").write_text("x,ill\n,0\n2,1\n")
     findings = examined(root)
     assert [f.severity for f in findings] == ["error", "error"]
-    assert "column 'x': 1 empty cell(s)" in findings[0].text
+    assert "column 'x': 1 cell without a value" in findings[0].text
     assert findings[1].text.startswith("data.label is needed for tables")
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fedbn
+from fedbn.data.arrays import tensor_of
 from fedbn.data.new_samples import read_samples
 from fedbn.data.python_data import federation_of
 from fedbn.errors import ConfigError, DataError
@@ -176,3 +177,10 @@ def test_rows_of_several_sites_are_no_clients_in_python_either():
     assert len(run.predict(whole.drop(columns="hospital"), "x")) == N
     pooled = fedbn.fit(whole, method="centralized", rounds=1, **asked)
     assert len(pooled.predict(whole, "all")) == N
+
+
+def test_arrays_that_cannot_be_written_to_are_copied():
+    x = np.zeros((3, 2), "float32")
+    assert tensor_of(x, "x").data_ptr() == x.ctypes.data
+    x.flags.writeable = False  # torch warns of a tensor that shares such memory
+    assert tensor_of(x, "x").data_ptr() != x.ctypes.data

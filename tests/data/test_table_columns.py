@@ -92,6 +92,21 @@ def test_categories_that_differ_in_case_are_named_with_their_sites_in_run_and_ch
     assert tables(path, label="ill", categorical=["sex"]).remarks == ()
 
 
+def test_a_site_with_categories_of_its_own_is_named_in_run_and_check(tmp_path):
+    path = write(tmp_path, a={"sex": [*"mf"] * 20}, b={"sex": ["male", "female"] * 20})
+    said = "no other site has the categories of site a (f, m there, female, male elsewhere)"
+    for command in (("run", "--data", path, "--dry-run"), ("data", "check", path)):
+        answer = call(*command, "--set", "data.label=ill")
+        assert answer.code == 0
+        assert said in answer.out + answer.err
+    assert tables(path, label="ill", categorical=["sex"]).remarks == ()
+
+
+def test_sites_that_have_some_categories_in_common_are_not_warned_about(tmp_path):
+    path = write(tmp_path, a={"scanner": [*"pq"] * 20}, b={"scanner": [*"qr"] * 20})
+    assert tables(path, label="ill").remarks == ()
+
+
 @pytest.mark.parametrize(
     ("a", "b"), [([0, 1], ["f", "m"]), (["yes", "no"], [1, 0]), (["True", "False"], [1, 0])]
 )
@@ -126,6 +141,9 @@ def ids(begin, step=1):
         ("patient_id", np.random.default_rng(0).permutation(ids(1)).tolist()),
         ("nr", ids(1)),
         ("visit", ids(100, 3)),
+        ("PatientID", np.random.default_rng(0).permutation(ids(1)).tolist()),
+        ("patientid", np.random.default_rng(0).permutation(ids(1)).tolist()),
+        ("CaseNo", np.random.default_rng(0).permutation(ids(1)).tolist()),
         ("chart", np.random.default_rng(0).permutation(ids(7_000_000, 131)).tolist()),
     ],
 )
@@ -167,6 +185,16 @@ def test_none_is_a_category_where_a_contract_declares_it(tmp_path):
     for client in load_federation(section).clients:
         whole = torch.cat([client.train.x, client.tests[client.name].x])
         assert whole[:, 1:].sum(0).tolist() == [20, 10, 10]
+
+
+def test_data_check_says_how_none_becomes_a_category(tmp_path):
+    path = write(tmp_path, a={"pain": PAIN}, b={"pain": PAIN})
+    answer = call("data", "check", path, "--set", "label=ill")
+    assert answer.code == 4
+    assert "column 'pain': 20 cells without a value" in answer.out
+    assert "data.categorical takes 'none' as a category" in answer.out
+    asked = ("--set", "label=ill", "--set", "categorical=['pain']")
+    assert call("data", "check", path, *asked).code == 0
 
 
 def test_none_is_a_category_where_the_column_is_declared_categorical(tmp_path):
@@ -221,6 +249,29 @@ def test_columns_that_a_larger_one_hides_are_warned_about():
         notes = []
         fedbn.fit(data, model, rounds=1, notes=notes.append)
         assert any("very different scale" in text for text in notes) is heard
+
+
+def test_data_check_warns_of_scales_as_a_run_does(tmp_path):
+    draws = np.random.default_rng(0)
+    for site in "ab":
+        x = draws.normal(size=(60, 2)) * [1, 50_000]
+        rows = [f"{p:.3f},{q:.0f},{p > 0}" for p, q in x]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["dose,platelets,ill", *rows]) + "\n")
+    for command in (("run", "--data", tmp_path, "--dry-run"), ("data", "check", tmp_path)):
+        answer = call(*command, "--set", "data.label=ill")
+        assert answer.code == 0
+        said = "platelets varies more than 10 times as much as dose"
+        assert (answer.out + answer.err).count(said) == 1
+
+
+def test_columns_that_are_hidden_together_are_warned_about():
+    scales = [*[1.0] * 8, 1000.0]  # each of eight columns explains less than a tenth
+    said = scale_warning(two(scales, list(range(8))))
+    assert "column 8 varies more than 10 times as much as" in said
+    assert scale_warning(two(scales, [8])) == ""
+    assert scale_warning(two([1.0] * 9, list(range(8)))) == ""
+    large = [1.0, 1.0, 1000.0, 1000.0]  # half of what there is to know is visible
+    assert scale_warning(two(large, [0, 1, 2, 3])) == ""
 
 
 def test_scales_that_do_no_harm_are_not_warned_about():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as codec
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,8 +26,15 @@ from fedbn.data.survey import survey
 from fedbn.datasets import PUBLIC_PICTURES, info_of, own_files
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments import configuration
+from fedbn.experiments.column_scales import scale_warning
 from fedbn.experiments.schema import DataSection
-from fedbn.experiments.sources import data_name, load_federation, named_task, options_of
+from fedbn.experiments.sources import (
+    data_name,
+    load_federation,
+    named_task,
+    options_of,
+    suggested_for,
+)
 from fedbn.results.data_figure import draw_data
 from fedbn.text import counted, plain
 
@@ -242,11 +249,15 @@ def _own(section: DataSection, task: str | None) -> list[Finding]:
     with suppress(DataError):  # what is no data is a finding
         name, _ = data_name(section)
         options_of(getattr(own_files, name), section.options, f"data {name}")
-    found = examine_path(
-        section.path or "",
-        section.options,
-        lambda changed: load_federation(section.model_copy(update=changed), task=task),
-    )
+    read: list[Federation] = []
+
+    def load(changed: Mapping[str, Any]) -> Federation:
+        read.append(load_federation(section.model_copy(update=changed), task=task))
+        return read[-1]
+
+    found = examine_path(section.path or "", section.options, load)
+    if read and suggested_for(read[-1]) == "mlp" and (text := scale_warning(read[-1])):
+        found.append(Finding("warning", "", read[-1].name, text))
     if not stopped(found):
         say(*filter(None, data_name(section)[1:]))
     return found

@@ -42,6 +42,8 @@ def tensor_of(value: Any, where: str) -> Tensor:
     """Bring numbers to a tensor; what is none is refused before anybody iterates over it."""
     if hasattr(value, "to_numpy"):  # pandas, which gives views that are read-only or turned round
         value = np.array(value.to_numpy(), order="C")
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # torch warns of such arrays
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]

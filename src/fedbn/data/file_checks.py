@@ -18,7 +18,7 @@ from fedbn.data.images import DEPTH, is_picture, opened, read_picture, watched
 from fedbn.data.storage import Trouble, scan, subfolders
 from fedbn.data.table_files import Table, by_site, named_none, read_table, table_files
 from fedbn.errors import ConfigError, DataError
-from fedbn.text import shown
+from fedbn.text import counted, shown
 
 _LARGE = 25_000_000
 _RARE = 20
@@ -207,8 +207,14 @@ def table_findings(path: Path, options: Mapping[str, Any]) -> Iterator[Finding]:
                 harmless = options.get("missing") == "mean" and column not in labels
                 severity: Severity = "note" if harmless else "error"
                 ways = "" if harmless or column in labels else _WAYS_OUT
-                text = f"column {column!r}: {len(rows)} empty cell(s), the first in row {rows[0]}"
-                yield Finding(severity, name, table.where, text + ways)
+                nones = not declared and column not in labels
+                nones = nones and bool(named_none(table.columns[column]))
+                text = (
+                    f"column {column!r}: {counted(len(rows), 'cell')} without a value, the first "
+                    f"in row {rows[0]}"
+                )
+                said = f"{ways}; data.categorical takes 'none' as a category" if nones else ways
+                yield Finding(severity, name, table.where, text + said)
         if missing := [column for column in known if column not in table.columns]:
             text = f"no column {', '.join(map(repr, missing))}, which other sites have"
             yield Finding("error", name, table.where, text)

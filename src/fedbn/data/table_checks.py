@@ -28,9 +28,12 @@ _DATE = re.compile(
     r"|-?\d+ days?( \d{1,2}:\d{2}:\d{2}(\.\d+)?)?"
 )
 _WHOLE = re.compile(r"[+-]?\d+")
-_ID_NAME = re.compile(
-    r"(^|[^a-z])(id|ids|nr|mrn|pid|uuid|key|index|number|record|case|patient|subject|row)([^a-z]|$)"
+_ID_NAME = re.compile(  # of a name whose parts are divided by underscores
+    r"(^|[^a-z])((id|ids|nr|no|mrn|pid|uuid|key|index|number|record|case|patient|subject|row)"
+    r"|(patient|subject|person|study|case|record|sample)(id|nr|no|number))([^a-z]|$)"
 )
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")  # the place of the underscore that PatientID lacks
+_MOST_CATEGORIES = 20  # of more, sites may have different ones by chance
 
 
 def check_dates(name: str, cells: Sequence[str], tables: Sequence[Table]) -> None:
@@ -78,7 +81,8 @@ def column_warnings(
                 f"{_where(tables)}: column {name!r} has values of two kinds: {text}. Write them "
                 "alike at every site; data.categorical takes each value as a category"
             )
-        yield from _written_twice(name, cells, tables)
+        alike = [*_written_twice(name, cells, tables)]
+        yield from alike or _in_no_common(name, cells, tables)
         if all(_WHOLE.fullmatch(cell) for own in cells.values() for cell in own):
             yield from _numbering(name, [list(map(int, own)) for own in cells.values()], tables)
 
@@ -103,6 +107,26 @@ def _written_twice(
         )
 
 
+def _in_no_common(
+    name: str, cells: Mapping[str, Sequence[str]], tables: Mapping[str, Table]
+) -> Iterator[Warned]:
+    """Report sites of which no category occurs at any other site."""
+    values = {site: {*own} for site, own in cells.items() if own}
+    every = {value for own in values.values() for value in own}
+    if len(values) < 2 or len(every) > _MOST_CATEGORIES or all(map(_is_number, every)):
+        return
+    for site, own in values.items():
+        others = {value for other, found in values.items() if other != site for value in found}
+        if own.isdisjoint(others):
+            yield Warned(
+                f"{_where(tables)}: column {name!r}: no other site has the categories of site "
+                f"{site} ({listed(sorted(own), 3)} there, {listed(sorted(others), 3)} elsewhere). "
+                "If they mean the same, write them alike; if the column only tells sites apart, "
+                "name it in data.drop; if it is right, name it in data.categorical"
+            )
+            return
+
+
 def _numbering(
     name: str, numbers: Sequence[Sequence[int]], tables: Mapping[str, Table]
 ) -> Iterator[Warned]:
@@ -110,7 +134,7 @@ def _numbering(
     if any(len(own) < _FEWEST_IDS or len({*own}) < _UNIQUE * len(own) for own in numbers):
         return
     counted = all(_is_monotonic(own) for own in numbers)
-    named = _ID_NAME.search(name.casefold()) is not None
+    named = _ID_NAME.search(_HUMP.sub("_", name).casefold()) is not None
     long = all(min(map(abs, own)) >= _LONG_ID for own in numbers)
     if counted or named or long:
         yield Warned(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,14 +17,16 @@ from fedbn.text import listed
 
 _HIDDEN = 10  # a column with a tenth of the largest deviation is hidden by it
 _LEAST = 0.1  # share of a target's variance that one column must explain to matter
-_BETTER = 1.5  # how much better than all visible columns a hidden one must be
+_BETTER = 1.5  # how much better than the best visible column a hidden one must be
+_MUCH_BETTER = 3  # how much better than the visible columns alone all columns together must be
+_MOST_COLUMNS = 256  # more take too long to look at together
 
 
 def scale_warning(federation: Federation) -> str:
     """Return a warning about columns on very different scales, or an empty text.
 
-    The warning is due where, at half of the clients or more, a column of small values tells the
-    targets apart better than every column of large values does.
+    The warning is due where, at half of the clients or more, columns of small values tell the
+    targets apart better than the columns of large values do: one of them, or all together.
 
     Args:
         federation: Clients whose samples are vectors; all others give no warning.
@@ -71,7 +74,11 @@ def _hidden(client: Client) -> tuple[Sequence[int], int] | None:
     seen = float(explained[visible].max())
     order = explained.argsort(descending=True, stable=True).tolist()
     least = max(_LEAST, _BETTER * seen)
-    better = [at for at in order if not visible[at] and explained[at] >= least]
+    hidden = [at for at in order if not visible[at]]
+    better = [at for at in hidden if explained[at] >= least]
+    if not better and len(deviations) <= _MOST_COLUMNS:
+        seen, both = _explained_jointly(x[:, visible], y), _explained_jointly(x, y)
+        better = hidden if both >= max(_LEAST, _MUCH_BETTER * seen) else []
     return (better, int(deviations.argmax())) if better else None
 
 
@@ -87,3 +94,18 @@ def _explained(x: Tensor, y: Tensor) -> Tensor:
     """Return the largest squared correlation of each column with a target."""
     both = [(one - one.mean(dim=0)) / one.std(dim=0).clamp(min=1e-12) for one in (x, y)]
     return ((both[0].T @ both[1]) / (len(x) - 1)).square().amax(dim=1)
+
+
+def _explained_jointly(x: Tensor, y: Tensor) -> float:
+    """Return the largest share of a target's variance that a linear model of all columns explains.
+
+    The share is corrected for the number of columns, so that noise explains 0 in the mean.
+    """
+    samples, targets = ((one - one.mean(dim=0)).numpy() for one in (x, y))
+    samples = samples / np.maximum(samples.std(axis=0), 1e-12)
+    solution, _, rank, _ = np.linalg.lstsq(samples, targets, rcond=1e-8)
+    if len(samples) <= rank + 1:
+        return 0.0
+    left = ((targets - samples @ solution) ** 2).sum(axis=0)
+    left = left / np.maximum((targets**2).sum(axis=0), 1e-12)
+    return float(max(1 - left * (len(samples) - 1) / (len(samples) - rank - 1)))
