@@ -252,6 +252,20 @@ def test_a_setting_is_chosen_by_running_statistics_and_keeps_all_of_its_rows() -
     assert [row.key.label for row in rows] == ["fedprox (mu=1)", "fedprox (mu=1), exact statistics"]
 
 
+def test_seeds_without_a_kind_count_in_the_choice_of_a_setting() -> None:
+    found: Records = []
+    for setting, valid in (("mu=1", (0.9, 0.1)), ("mu=2", (0.6, 0.6))):
+        about: dict[str, Any] = {"method": "fedprox", "setting": setting}
+        for seed, value in enumerate(valid):
+            found += [
+                record(value, split="valid", seed=seed, **about),
+                record(0.5, seed=seed, **about),
+            ]
+        found.append(record(0.6, statistics="exact", **about))  # of the first seed alone
+    rows = run(found, method={"mu": [1, 2]}).summary.rows
+    assert [row.key.label for row in rows] == ["fedprox (mu=2)", "fedprox (mu=2), exact statistics"]
+
+
 def test_the_weighted_mean_is_there_for_every_kind() -> None:
     sizes = {"default": {"sizes": {"a": (1, 30), "b": (1, 1)}}}
     found = RunFiles(

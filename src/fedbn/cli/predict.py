@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as codec
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,16 @@ from fedbn.cli.console import BUT_FIRST, check_out, emit, print_table, say
 from fedbn.cli.training import print_summary
 from fedbn.core.federation import AnySplit, Targets
 from fedbn.core.metric import Metric
+from fedbn.core.statistics_kinds import RUNNING, StatisticsKind, kind_of_statistics
 from fedbn.data.new_samples import read_samples
-from fedbn.errors import ConfigError, GivenInPython, unknown
+from fedbn.errors import ConfigError, FedbnError, GivenInPython, unknown
 from fedbn.results.aggregate import MEAN, Cell, Key, Row, Summary
-from fedbn.results.result_table import MOST, condensed
+from fedbn.results.result_table import MOST, SCORED_WITH, condensed
+from fedbn.results.statistics_remarks import meanings
 from fedbn.runs.folder import write_atomically
 from fedbn.tasks.making import evaluated
 from fedbn.text import counted, listed, shown
-from fedbn.trained.evaluation import Matrix, domain_tests, evaluate_all
+from fedbn.trained.evaluation import Matrix, domain_tests, evaluate_all, to_csv, to_json
 from fedbn.trained.export import export as exported
 from fedbn.trained.joining import labelled
 from fedbn.trained.opening import open_run
@@ -154,6 +156,14 @@ def evaluate(
         int, typer.Option(min=1, max=100_000, help="Bootstrap resamples behind an interval.")
     ] = 1000,
     clients: console.Clients = "some",
+    statistics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="BatchNorm statistics of the models: running, local, exact or batch; may be "
+            "repeated. All that the run was scored with unless given.",
+        ),
+    ] = None,
     json: console.Json = False,
     method: console.Method = None,
     seed: console.Seed = None,
@@ -179,16 +189,45 @@ def evaluate(
     tests, without = (_own_tests(trained), []) if data is None else _tests(trained, data)
     many = len(trained.clients) > MOST and clients == "some"
     own = many and len(tests) > MOST
-    found = evaluate_all(trained, tests, own=own, resamples=resamples, without=without)
+    asked = [kind_of_statistics(name) for name in statistics or ()]
+    found = [
+        evaluate_all(trained, tests, own=own, resamples=resamples, without=without, statistics=kind)
+        for kind in asked or _kinds_to_score(trained)
+    ]
     if out is not None:
-        content = found.to_json() if out.suffix.lower() == ".json" else found.to_csv()
+        content = to_json(found) if out.suffix.lower() == ".json" else to_csv(found)
         write_atomically(out, content, ConfigError)
         say(f"all metrics: {out}")
     if json:
-        emit(found.to_json().decode(), end="")
+        emit(to_json(found).decode(), end="")
     else:
         judged_by = known[metric] if metric else trained.metric
-        (_print_spread if many else _print_matrix)(found, judged_by)
+        (_print_spread if many else _print_matrices)(found, judged_by)
+        say(*_said_of_statistics(found))
+
+
+def _kinds_to_score(trained: Trained) -> tuple[StatisticsKind, ...]:
+    """The kinds that the run was scored with; running ones alone if its data is not there."""
+    kinds = trained.statistics
+    if len(kinds) > 1:
+        try:
+            trained.federation  # noqa: B018 - the data is loaded here, or is not there
+        except FedbnError as error:
+            others = ", ".join(kind for kind in kinds if kind != RUNNING)
+            say(f"not scored with {others} statistics, which need the training data: {error}")
+            return (RUNNING,)
+    return kinds
+
+
+def _said_of_statistics(found: Sequence[Matrix]) -> Iterator[str]:
+    """Say what the statistics are where there are several, and why clients lack a score."""
+    for matrix in found:
+        reasons: dict[str, list[str]] = {}
+        for client, reason in matrix.unscored.items():
+            reasons.setdefault(reason, []).append(client)
+        for reason, names in reasons.items():
+            yield f"{matrix.statistics} statistics of {listed(names)}: {reason}"
+    yield from meanings(matrix.statistics for matrix in found)
 
 
 def _own_tests(trained: Trained) -> dict[str, AnySplit]:
@@ -209,28 +248,38 @@ def _tests(trained: Trained, data: Path) -> tuple[dict[str, AnySplit], list[str]
     return {data.resolve().stem or "data": split}, sites
 
 
-def _print_matrix(found: Matrix, metric: Metric) -> None:
-    rows = [
-        [client, *(_cell(found.values[metric.name][client][d], metric) for d in found.domains)]
-        for client in found.clients
-    ]
-    print_table([f"{metric.title}: model of", *found.domains], rows, BUT_FIRST)
-    sizes = ", ".join(f"{domain} {found.samples[domain]}" for domain in found.domains)
+def _print_matrices(found: Sequence[Matrix], metric: Metric) -> None:
+    for matrix in found:
+        rows = [
+            [c, *(_cell(matrix.values[metric.name][c][d], metric) for d in matrix.domains)]
+            for c in matrix.clients
+        ]
+        if len(found) > 1:
+            emit(SCORED_WITH[matrix.statistics])
+        print_table([f"{metric.title}: model of", *matrix.domains], rows, BUT_FIRST)
+        if len(found) > 1:
+            emit()
+    sizes = ", ".join(f"{domain} {size}" for domain, size in found[0].samples.items())
     say(f"95 % intervals in brackets; test samples: {sizes}")
 
 
-def _print_spread(found: Matrix, metric: Metric) -> None:
+def _print_spread(found: Sequence[Matrix], metric: Metric) -> None:
     """Print of many models how their scores spread: on each domain, or on their own test data."""
-    columns: dict[str, dict[str, Cell]] = {}
-    for client, row in found.values[metric.name].items():
-        for domain, (value, *_) in row.items():
-            name = "own test data" if len(found.domains) > MOST else domain
-            if not math.isnan(value):
-                columns.setdefault(name, {})[client] = Cell.of([metric.scale * value], metric.form)
+    columns: dict[Key, dict[str, Cell]] = {}
+    for matrix in found:
+        for client, row in matrix.values[metric.name].items():
+            for domain, (value, *_) in row.items():
+                name = "own test data" if len(matrix.domains) > MOST else domain
+                cells = columns.setdefault(Key(name, "default", matrix.statistics), {})
+                if not math.isnan(value):
+                    cells[client] = Cell.of([metric.scale * value], metric.form)
     for cells in columns.values():
-        cells[MEAN] = Cell.of([statistics.fmean(cell.mean for cell in cells.values())], metric.form)
-    rows = tuple(Row(Key(name, "default"), cells) for name, cells in columns.items())
-    print_summary(condensed(Summary((*found.clients, MEAN), rows, (0,), metric=metric)))
+        if cells:
+            mean = statistics.fmean(cell.mean for cell in cells.values())
+            cells[MEAN] = Cell.of([mean], metric.form)
+    rows = tuple(Row(key, cells) for key, cells in columns.items())
+    clients = list(dict.fromkeys(client for matrix in found for client in matrix.clients))
+    print_summary(condensed(Summary((*clients, MEAN), rows, (0,), metric=metric)))
 
 
 def _cell(value: tuple[float, float, float], metric: Metric) -> str:

@@ -13,16 +13,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fedbn.core.federation import AnySplit, Targets, all_targets
 from fedbn.core.metric import Metric
+from fedbn.core.statistics_kinds import RUNNING, StatisticsKind
 from fedbn.core.task import CLASSIFICATION
+from fedbn.errors import ConfigError, FedbnError, ModelError, reason
 from fedbn.tasks.making import evaluated
 from fedbn.text import csv_text, plain
 from fedbn.trained.trained_run import Trained, predictions
@@ -32,6 +35,7 @@ Value = tuple[float, float, float]
 """A score, and the ends of its interval."""
 _LEVELS = (2.5, 97.5)
 _BLOCK = 4_000_000
+_NO_VALUE: Value = (math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -116,22 +120,42 @@ class Matrix:
     confusion: Mapping[str, Mapping[str, NDArray[np.int64]]]
     metrics: tuple[Metric, ...] = evaluated(CLASSIFICATION)
     warnings: tuple[str, ...] = ()  # what the run warned of
+    statistics: StatisticsKind = RUNNING  # the BatchNorm statistics of the models
+    unscored: Mapping[str, str] = field(default_factory=dict)  # why clients have no score
 
     def to_json(self) -> bytes:
         """Render all numbers as JSON; what is not defined is null."""
-        names = ("clients", "domains", "classes", "samples", "values", "confusion", "warnings")
-        content = plain({name: getattr(self, name) for name in names})
-        return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        return to_json([self])
 
     def to_csv(self) -> bytes:
         """Render one row a metric, client and domain."""
-        lines = [["metric", "client", "domain", "samples", "value", "low", "high"]]
-        for metric, rows in self.values.items():
+        return to_csv([self])
+
+
+_OF_THE_RUN = ("domains", "classes", "samples", "warnings")
+_OF_STATISTICS = ("statistics", "clients", "values", "confusion", "unscored")
+
+
+def to_json(found: Sequence[Matrix]) -> bytes:
+    """Render scores with several kinds of statistics as JSON; the first stands at the top."""
+    first, *others = found
+    content = {name: getattr(first, name) for name in (*_OF_STATISTICS, *_OF_THE_RUN)}
+    content["others"] = [{n: getattr(one, n) for n in _OF_STATISTICS} for one in others]
+    text = json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode()
+
+
+def to_csv(found: Sequence[Matrix]) -> bytes:
+    """Render one row a metric, client, domain and kind of statistics."""
+    lines = [["metric", "client", "domain", "samples", "value", "low", "high", "statistics"]]
+    for matrix in found:
+        for metric, rows in matrix.values.items():
             for client, row in rows.items():
                 for domain, value in row.items():
                     numbers = ["" if v is None else f"{v:.6g}" for v in plain(value)]
-                    lines.append([metric, client, domain, str(self.samples[domain]), *numbers])
-        return csv_text(lines).encode()
+                    about = [metric, client, domain, str(matrix.samples[domain])]
+                    lines.append([*about, *numbers, matrix.statistics])
+    return csv_text(lines).encode()
 
 
 def evaluate_all(
@@ -141,6 +165,7 @@ def evaluate_all(
     own: bool = False,
     resamples: int = 1000,
     without: Collection[str] = (),
+    statistics: StatisticsKind = RUNNING,
 ) -> Matrix:
     """Score every client's model, adapted sites' too, on every domain's test data.
 
@@ -150,7 +175,16 @@ def evaluate_all(
         own: True to score each training client only on what it is tested on.
         resamples: Bootstrap resamples behind an interval.
         without: Clients that are left out.
+        statistics: The BatchNorm statistics of the models. Adapted sites have running ones alone.
+
+    Returns:
+        The scores. A client whose statistics cannot be computed has none, and a reason.
+
+    Raises:
+        ConfigError: The run has no such statistics.
     """
+    if statistics != RUNNING:
+        without = {*without, *trained.adapted}
     domains = domain_tests(trained) if tests is None else tests
     tested = {client.name: client.tests for client in trained.federation.clients} if own else {}
     clients = tuple(n for n in (tested if own else trained.clients) if n not in without)
@@ -158,12 +192,21 @@ def evaluate_all(
     metrics = evaluated(trained.plan.task)
     values: dict[str, Any] = {metric.name: {} for metric in metrics}
     confusion: dict[str, dict[str, NDArray[np.int64]]] = {}
+    unscored: dict[str, str] = {}
     for client in clients:
-        made = {
-            domain: outcomes_of(trained, client, split)
-            for domain, split in domains.items()
-            if not own or domain in tested[client]
-        }
+        asked = {d: s for d, s in domains.items() if not own or d in tested[client]}
+        try:
+            model = trained.model(client, statistics)
+        except Exception as error:
+            asked_wrongly = isinstance(error, ConfigError) and not isinstance(error, ModelError)
+            if statistics == RUNNING or asked_wrongly:
+                raise
+            # The model or the data of this client fails, which concerns its numbers only.
+            unscored[client] = str(error) if isinstance(error, FedbnError) else reason(error)
+            for name in values:
+                values[name][client] = dict.fromkeys(asked, _NO_VALUE)
+            continue
+        made = {d: outcomes_of(trained, client, split, model) for d, split in asked.items()}
         found = {domain: scores(one, resamples) for domain, one in made.items()}
         for name in values:
             values[name][client] = {domain: one[name] for domain, one in found.items()}
@@ -172,7 +215,9 @@ def evaluate_all(
     samples = {domain: len(split) for domain, split in domains.items()}
     names = tuple(domains)
     told = trained.warnings
-    return Matrix(clients, names, classes, samples, values, confusion, metrics, told)
+    return Matrix(
+        clients, names, classes, samples, values, confusion, metrics, told, statistics, unscored
+    )
 
 
 def domain_tests(trained: Trained) -> dict[str, AnySplit]:
@@ -180,8 +225,10 @@ def domain_tests(trained: Trained) -> dict[str, AnySplit]:
     return {name: one.to("cpu") for name, one in trained.federation.domain_tests().items()}
 
 
-def outcomes_of(trained: Trained, client: str, split: AnySplit) -> Outcomes:
+def outcomes_of(
+    trained: Trained, client: str, split: AnySplit, model: nn.Module | None = None
+) -> Outcomes:
     """What a client's model says of a split, with its targets and its groups."""
-    said = predictions(trained.plan.task, trained.model(client), split)
+    said = predictions(trained.plan.task, model or trained.model(client), split)
     groups = None if split.groups is None else split.groups.cpu().numpy()
     return Outcomes(said, all_targets(split).cpu().numpy(), groups, evaluated(trained.plan.task))

@@ -15,6 +15,7 @@ from fedbn import registry
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Federation
 from fedbn.core.method import Method
+from fedbn.core.own_statistics import statistics_of
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.task import Loss, Task
@@ -121,7 +122,8 @@ def open_run(
     records = tuple(Record(**record) for record in read(folder.job(*job.key) / "metrics.jsonl"))
     sites = local_parts.find(folder, *job.key)
     warnings = warnings_of_job(folder, job.key)
-    opened = Trained(plan, state, records, folder.path, sites, loader, facts, warnings)
+    held_out = asked.evaluation.validation
+    opened = Trained(plan, state, records, folder.path, sites, loader, facts, warnings, held_out)
     if names := opened.rejected:
         learned = "its model" if len(names) == 1 else "their models"
         notes(
@@ -237,7 +239,11 @@ def _alone(folder: RunFolder, key: Key) -> bool:
 
 
 def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
-    if (found := reached(job, folder, initial_state(plan))) is None:
+    start = initial_state(plan)
+    if plan.averages_statistics:  # clients may have kept their own for scoring
+        own = statistics_of(plan.initial_model)
+        start = replace(start, own_statistics=dict.fromkeys(start.local, own))
+    if (found := reached(job, folder, start)) is None:
         method, setting, seed = job.key
         if _alone(folder, job.key):
             raise ConfigError(f"{folder.path}: records without checkpoints: no models to use")
@@ -252,6 +258,9 @@ def _state(folder: RunFolder, job: Job, plan: Plan, notes: Notes) -> RunState:
         notes(f"the run is at round {found.round} of {rounds}")
     if found.state.round < found.round:
         notes(f"round {found.state.round} is used, the best of {found.round} on validation data")
+    place = checkpoints.place_of(folder.job(*job.key), found.state.round)
+    if "own_statistics" not in checkpoints.read_manifest(place)["rows"]:
+        return replace(found.state, own_statistics={})
     return found.state
 
 

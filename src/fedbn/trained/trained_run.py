@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedbn.core.best_round import never_accepted
-from fedbn.core.federation import AnySplit, Federation, Split, Targets
+from fedbn.core.bn_statistics import tracked_norms
+from fedbn.core.federation import AnySplit, Client, Federation, Split, Targets
 from fedbn.core.findings import Warned, not_finite
 from fedbn.core.metric import ACCURACY, Metric
+from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, forward
+from fedbn.core.randomness import with_validation
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
-from fedbn.core.scoring import evaluation_batches
-from fedbn.core.statistics_kinds import RUNNING
+from fedbn.core.scoring import client_statistics, evaluation_batches
+from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS, StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
 from fedbn.data.arrays import as_samples, channels_moved, labels_of, tensor_of
@@ -112,6 +115,8 @@ class Trained:
         source: Loads the data, where `plan.federation` does not hold it.
         facts: What is known of a sample without the data; made from it unless given.
         warnings: What the run warned of: all of it, or what concerns this job.
+        held_out: The share of training data that the run held out for choosing, where
+            `federation` has it among the training data.
     """
 
     plan: Plan
@@ -122,6 +127,7 @@ class Trained:
     source: Callable[[], Federation] | None = field(default=None, repr=False)
     facts: Mapping[str, Any] | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = field(default=(), repr=False)
+    held_out: float = field(default=0.0, repr=False)
 
     def __repr__(self) -> str:
         what = f"{self.plan.method.name}, seed {self.plan.seed}, {self.state.round} rounds"
@@ -157,19 +163,64 @@ class Trained:
         """What a sample looks like: classes, shape, dtype, range and how it is prepared."""
         return self.facts or facts_of(self.plan.federation)
 
-    def model(self, client: str) -> nn.Module:
-        """Make a client's model: the shared part joined with its own local part."""
+    @property
+    def statistics(self) -> tuple[StatisticsKind, ...]:
+        """The kinds of BatchNorm statistics that these models were scored with."""
+        found = {RUNNING, *(r.statistics for r in self.records if r.round == self.state.round)}
+        return tuple(kind for kind in STATISTICS_KINDS if kind in found)
+
+    def model(self, client: str, statistics: StatisticsKind = RUNNING) -> nn.Module:
+        """Make a client's model: the shared part joined with its own local part.
+
+        Args:
+            client: Whose model, a training client's or an adapted site's.
+            statistics: The BatchNorm statistics of the model. `exact` and `batch` are computed from
+                the client's training data, which is loaded for that.
+
+        Raises:
+            ConfigError: There is no such client, or it has no such statistics.
+            DataError: The statistics of the training data cannot be computed.
+        """
         if client not in self.clients:
             raise ConfigError(unknown("client", client, self.clients))
         replica = Replica(self.plan.initial_model, self.plan.method)
         if client in self.state.local:
+            own = self._statistics(client, statistics, replica)
             replica.use(self.state.shared, self.state.scored_with(client))
+            if own is not None:
+                replica.set_statistics(own)
+        elif statistics != RUNNING:
+            raise ConfigError(
+                f"{client} was adapted after training: expected running statistics, got "
+                f"{statistics!r}"
+            )
         else:
-            own = self.adapted[client].read(self.state, replica)
+            part = self.adapted[client].read(self.state, replica)
             replica.load(self.state.shared, replica.local)
-            for name, value in own.items():
+            for name, value in part.items():
                 replica.tensors[name].data.copy_(value)
         return replica.model.eval()
+
+    def _statistics(self, client: str, kind: StatisticsKind, replica: Replica) -> Pack | None:
+        """Compute or look up the statistics of a training client; None for the running ones."""
+        if kind == RUNNING or not tracked_norms(self.plan.initial_model):
+            return None
+        if kind == "local" and client not in self.state.own_statistics:
+            raise ConfigError(
+                f"{self.plan.method.name}: the run kept no local statistics next to the running "
+                "ones; expected running, exact or batch"
+            )
+        return client_statistics(self.plan, replica, self._trained_on[client], self.state, kind)
+
+    @cached_property
+    def _trained_on(self) -> Mapping[str, Client]:
+        """The clients with the data that they were trained on."""
+        found = self.federation
+        if self.held_out:
+            found = with_validation(found, self.held_out, self.plan.seed)
+        if self.plan.method.pooled and len(found.clients) > 1:
+            found = found.pooled()
+        return {one.name: replace(one, train=one.train.to("cpu")) for one in found.clients}
 
     @property
     def models(self) -> dict[str, nn.Module]:
