@@ -270,14 +270,19 @@ class Results:
         return frame_of([record for result in self.runs.values() for record in result.records])
 
     def __repr__(self) -> str:
+        uneven = any(result.is_uneven for result in self.runs.values())
         shown = []
         for method in dict.fromkeys(method for method, _ in self.runs):
             own = [result for (name, _), result in self.runs.items() if name == method]
             means = [statistics.fmean(scores.values()) for one in own if (scores := one.scores())]
             shown.append(f"{method} {statistics.fmean(means):.3f}" if means else method)
+            if means and uneven:
+                weighted = statistics.fmean(one.weighted_mean() for one in own if one.scores())
+                shown[-1] += f" ({weighted:.3f})"
         seeds = dict.fromkeys(seed for _, seed in self.runs)
         metric = next(iter(self.runs.values())).metric.words
-        return f"<Results of seeds {[*seeds]}, mean test {metric}: {', '.join(shown)}>"
+        what = f"mean test {metric}{' (weighted by test samples)' if uneven else ''}"
+        return f"<Results of seeds {[*seeds]}, {what}: {', '.join(shown)}>"
 
 
 def _several(name: str, one: T, several: Sequence[T] | None, default: T) -> list[T]:

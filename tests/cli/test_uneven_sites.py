@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fedbn
 from commanding import Answer, arrays, call
 
 
@@ -45,3 +47,16 @@ def test_the_printed_table_states_the_sizes(uneven: tuple[Path, Answer]) -> None
     answer = call("resume", uneven[0])
     assert "weighted mean" in answer.out.splitlines()[0]
     assert "test samples: a 8, b 100; in 'mean' every client counts as much" in answer.out
+
+
+def test_in_python_a_result_shows_the_weighted_mean_too(uneven: tuple[Path, Answer]) -> None:
+    opened = fedbn.open_run(uneven[0], method="fedbn")
+    scores = opened.scores()
+    weighted = (8 * scores["a"] + 100 * scores["b"]) / 108
+    assert opened.weighted_mean() == pytest.approx(weighted)
+    assert f"({weighted:.3f} weighted by test samples, 8 to 100 a client)" in repr(opened)
+    both = fedbn.fit(str(uneven[0].parent / "sites"), "mlp", methods=["fedbn", "fedavg"], rounds=2)
+    again = both.runs["fedbn", 0]
+    assert again.weighted_mean() == pytest.approx(weighted)
+    assert "mean test accuracy (weighted by test samples): fedbn" in repr(both)
+    assert f"fedbn {statistics.fmean(scores.values()):.3f} ({weighted:.3f})" in repr(both)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PERCENT = "%"
+UNEVEN = 10
+"""The ratio of test sizes from which a mean over clients comes with the mean over samples."""
 _WIDEST = 1e6  # a larger number is written with three digits and an exponent
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedbn.core.metric import Metric, first_metric
+from fedbn.core.metric import UNEVEN, Metric, first_metric
 from fedbn.core.statistics_kinds import STATISTICS_KINDS
 from fedbn.results import statistics_remarks
 from fedbn.results.aggregate import (
@@ -26,7 +26,6 @@ from fedbn.results.aggregate import (
 )
 from fedbn.text import flat
 
-_UNEVEN = 10  # from which ratio of test sizes on a table states them
 _SIZES = 12  # clients whose numbers of test samples are all stated
 
 
@@ -73,7 +72,7 @@ class RunFiles:
         """True if the numbers of test samples of clients differ by more than a factor of ten."""
         sizes = self.test_sizes
         known = sizes.keys() >= {*self.table.columns}
-        return bool(sizes) and known and max(sizes.values()) > _UNEVEN * min(sizes.values())
+        return bool(sizes) and known and max(sizes.values()) > UNEVEN * min(sizes.values())
 
     @cached_property
     def scores(self) -> dict[Key, Scores]:

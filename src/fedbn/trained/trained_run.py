@@ -24,7 +24,7 @@ from fedbn.core.best_round import never_accepted
 from fedbn.core.bn_statistics import tracked_norms
 from fedbn.core.federation import AnySplit, Client, Federation, Split, Targets
 from fedbn.core.findings import Warned, not_finite
-from fedbn.core.metric import ACCURACY, Metric
+from fedbn.core.metric import ACCURACY, UNEVEN, Metric
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, forward
 from fedbn.core.randomness import with_validation
@@ -133,8 +133,40 @@ class Trained:
         what = f"{self.plan.method.name}, seed {self.plan.seed}, {self.state.round} rounds"
         scores, name = self.scores().values(), f"test {self.metric.words}"
         mean = f"mean {name} {np.mean(list(scores)):.3f}" if scores else f"no {name}"
+        if self.is_uneven:
+            sizes = self._test_sizes().values()
+            ends = f"{min(sizes):,} to {max(sizes):,} a client"
+            mean += f" ({self.weighted_mean():.3f} weighted by test samples, {ends})"
         where = f", {self.folder}" if self.folder else ""
         return f"<Result of {what}, {len(self.clients)} clients: {mean}{where}>"
+
+    def _test_sizes(self) -> dict[str, int]:
+        """Return the number of test samples of each score; empty where one is not known."""
+        if self.facts is None:
+            parts = {c.name: c.tests.values() for c in self.plan.federation.clients}
+            known = {name: sum(map(len, tests)) for name, tests in parts.items()}
+        else:
+            known = {name: pair[1] for name, pair in self.facts.get("sizes", {}).items()}
+        scores = self.scores()
+        return {name: known[name] for name in scores} if scores.keys() <= known.keys() else {}
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if the numbers of test samples differ by more than a factor of ten."""
+        sizes = self._test_sizes().values()
+        return bool(sizes) and max(sizes) > UNEVEN * min(sizes)
+
+    def weighted_mean(self) -> float:
+        """Return the mean of the test scores in which every test sample counts the same.
+
+        In a plain mean of `scores()` every client counts the same, be it with two test samples or
+        with thousands. NaN where the numbers of test samples are not known.
+        """
+        sizes, scores = self._test_sizes(), self.scores()
+        total = sum(sizes.values())
+        return (
+            sum(scores[name] * size for name, size in sizes.items()) / total if total else math.nan
+        )
 
     @property
     def clients(self) -> tuple[str, ...]:
