@@ -13,6 +13,7 @@ import fedbn
 from fedbn.core.pass_tracing import traced
 from fedbn.core.plan import remarks
 from fedbn.core.state import Kind, entries
+from fedbn.errors import ModelError
 from fedbn.methods.paper import fedavg, fedbn as fedbn_method
 from tiny import done, federation, plan
 
@@ -91,6 +92,16 @@ def test_a_model_of_functional_batchnorm_alone_is_one_that_fedbn_takes() -> None
         return nn.Sequential(nn.Linear(3, 4), FunctionalNorm(4), nn.Linear(4, 2))
 
     plan(fedbn_method(), federation(10, 10), build).check()
+
+
+def test_a_model_of_hand_made_batchnorm_alone_is_refused_with_the_declaration() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), HandMadeNorm(4), nn.Linear(4, 2))
+
+    with pytest.raises(ModelError) as raised:
+        plan(fedbn_method(), federation(10, 10), build).check()
+    assert "The buffers 1.mean, 1.var change in a training pass." in str(raised.value)
+    assert "fedbn.register_batchnorm(HandMadeNorm)" in str(raised.value)
 
 
 def test_buffers_that_change_while_training_are_pointed_out_where_they_are_shared() -> None:

@@ -1,8 +1,8 @@
-"""What a training pass shows about a model's entries that the types of its modules do not.
+"""What a pass shows about a model's entries that the types of its modules do not.
 
 A model may call `torch.nn.functional.batch_norm` itself, or compute BatchNorm by hand. Types cannot
-tell then, and names must not. One pass in training mode can: it shows which tensors `batch_norm` is
-given, and which buffers change.
+tell then, and names must not. A pass can: it shows which tensors `batch_norm` is given, which
+buffers change in training mode, and whether the batch decides outputs in evaluation mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedbn.core.randomness import seeded
-from fedbn.core.state import FUNCTIONAL, Kind, State, entries, unwrap
+from fedbn.core.state import BY_BATCH, FUNCTIONAL, Kind, State, entries, unwrap
 from fedbn.core.user_code import contained
 
 # Where each function that normalises a batch takes its statistics and its affine.
@@ -28,6 +28,7 @@ _PLACES: dict[Callable[..., Any], dict[str, int]] = {
     torch.batch_norm: {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4},
     torch.native_batch_norm: {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4},
 }
+_TRAINING = 5  # the place of `training` in all of them
 _KINDS = {
     "running_mean": Kind.BN_STATISTIC,
     "running_var": Kind.BN_STATISTIC,
@@ -38,15 +39,17 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Traced:
-    """What a training pass showed.
+    """What a pass showed.
 
     Attributes:
         batchnorm: The kind of each entry that a call of `batch_norm` was given.
         changed: The floating-point buffers that changed although no BatchNorm owns them.
+        by_batch: True if a call of `batch_norm` normalises by the batch in evaluation, too.
     """
 
     batchnorm: Mapping[str, Kind] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+    by_batch: bool = False
 
 
 class _Calls(TorchFunctionMode):
@@ -55,6 +58,7 @@ class _Calls(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.kinds: dict[int, Kind] = {}
+        self.by_batch = False  # whether a call normalised by the batch
 
     def __torch_function__(
         self,
@@ -64,17 +68,22 @@ class _Calls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        for name, place in _PLACES.get(func, {}).items():
+        if func not in _PLACES:
+            return func(*args, **given)
+        for name, place in _PLACES[func].items():
             tensor = given.get(name, args[place] if len(args) > place else None)
             if isinstance(tensor, Tensor):
                 self.kinds[id(tensor)] = _KINDS[name]
+        training = given.get("training", args[_TRAINING] if len(args) > _TRAINING else False)
+        self.by_batch = self.by_batch or bool(training)
         return func(*args, **given)
 
 
 def traced(model: nn.Module, x: Tensor) -> Traced:
-    """Watch one training pass of a copy of a model; the model and all generators stay as they are.
+    """Watch a pass of a copy of a model, in training mode and then in evaluation mode.
 
-    A pass that fails shows nothing: it fails again where the error is reported.
+    The model and all generators stay as they are. A pass that fails shows nothing: it fails again
+    where the error is reported.
 
     Examples:
         >>> class Functional(nn.Module):
@@ -91,7 +100,7 @@ def traced(model: nn.Module, x: Tensor) -> Traced:
     origin = unwrap(model)
     if all(type(module).__module__.startswith("torch.nn.modules.") for module in origin.modules()):
         return Traced()  # no code of anybody else's
-    calls, before, after = _Calls(), State(), State()
+    calls, evaluation, before, after = _Calls(), _Calls(), State(), State()
     names: dict[int, list[str]] = {}  # several where entries are tied
     with suppress(Exception), contained(), seeded(0), torch.no_grad():
         probe = copy.deepcopy(origin).train()
@@ -101,6 +110,8 @@ def traced(model: nn.Module, x: Tensor) -> Traced:
         with calls:
             probe(x)
         after = dict(probe.state_dict())
+        with evaluation:
+            probe.eval()(x)
     owned = {entry.name: entry.kind for entry in entries(origin)}
     plain = (Kind.OTHER, Kind.WEIGHT)
     batchnorm = {
@@ -115,13 +126,18 @@ def traced(model: nn.Module, x: Tensor) -> Traced:
         if owned.get(name) is Kind.OTHER and name not in batchnorm and value.is_floating_point()
         if not torch.equal(value.nan_to_num(), before[name].nan_to_num())
     )
-    return Traced(batchnorm, tuple(changed))
+    return Traced(batchnorm, tuple(changed), evaluation.by_batch)
 
 
 def mark(model: nn.Module, x: Tensor) -> Traced:
-    """Trace a model, and let `entries` know which of its entries are functional BatchNorm."""
+    """Trace a model, and note at the model what functions of `state` ask for later.
+
+    These are the entries of functional BatchNorm, and whether it normalises by the batch.
+    """
     found, root = traced(model, x), unwrap(model)
-    if found.batchnorm:
-        with suppress(Exception):  # a scripted module takes no attribute
+    with suppress(Exception):  # a scripted module takes no attribute
+        if found.batchnorm:
             setattr(root, FUNCTIONAL, {name: str(kind) for name, kind in found.batchnorm.items()})
+        if found.by_batch:
+            setattr(root, BY_BATCH, True)
     return found

@@ -124,6 +124,7 @@ def limited(weights: Sequence[float], share: float) -> list[float]:
     return list(weights)
 
 
+_REGISTER = "fedbn.register_batchnorm"
 # Below so many samples a batch's own mean and variance say little of the data.
 _FEW = 8
 # Clients that differ by more than this factor in size are pointed out.
@@ -292,7 +293,7 @@ class Plan:
         try:
             self.method.check(found, allow_no_batchnorm)
         except ModelError as error:
-            raise ModelError(f"{error}{_bare_norms(model)}") from error
+            raise ModelError(f"{error}{_bare_norms(model)}{self._hand_made_norms()}") from error
         if why := rule_conflict(self.method, self.method.parts(found), self.training):
             raise ConfigError(f"{self.method.name}: {why}")
         if not any(entry.trainable for entry in found):
@@ -305,6 +306,15 @@ class Plan:
             )
         outputs = _check_output(model, self.federation)
         check_loss(self.loss(first), outputs, first.train.batch(slice(0, 2))[1].cpu())
+
+    def _hand_made_norms(self) -> str:
+        """Point out buffers that may be the statistics of a BatchNorm that was made by hand."""
+        if not self.home_made:
+            return ""
+        return (
+            f". The buffers {', '.join(self.home_made)} change in a training pass. If they are "
+            f"statistics of BatchNorm, declare it: {_declared(self.initial_model, self.home_made)}"
+        )
 
     def check_metrics(self) -> None:
         """Refuse metrics that fail on samples of the first client, before anything is trained."""
@@ -393,9 +403,9 @@ def remarks(plan: Plan) -> list[str]:
         said += home_made_remarks(plan.home_made, plan.method.name, said)
     if plan.by_batch:
         said.append(
-            "BatchNorm tracks no statistics (track_running_stats=False), so a score depends on "
-            "which samples share a batch: models are scored and predict in batches of 128 samples "
-            "in their order, what is left over joins the last one"
+            "BatchNorm normalises by the batch in evaluation, too (track_running_stats=False), so "
+            "a prediction depends on the samples in the same batch. Models are scored and predict "
+            "in batches of 128 samples in their order; a smaller last batch joins the one before"
         )
     return [*said, *left_over, *_unequal_clients(plan)]
 
@@ -410,9 +420,15 @@ def home_made_remarks(changed: Sequence[str], method: str, said: Sequence[str] =
     decides = f"+local({', '.join(map(repr, patterns))})"
     return [
         f"{', '.join(changed)}: these buffers change while a client trains, and no BatchNorm of "
-        f"torch owns them, so {method} shares them; {method}{decides} keeps them at the client, "
-        "and fedbn.register_batchnorm says that their class is BatchNorm"
+        f"torch owns them, so {method} shares them. {method}{decides} keeps them at the client. "
+        f"If they are statistics of BatchNorm, {_REGISTER} declares their class"
     ]
+
+
+def _declared(model: nn.Module, names: Sequence[str]) -> str:
+    """Return the call that declares the classes that own some entries to be BatchNorm."""
+    owners = (model.get_submodule(name.rpartition(".")[0]) for name in names)
+    return ", ".join(f"{_REGISTER}({kind})" for kind in {type(o).__name__: None for o in owners})
 
 
 def _unequal_clients(plan: Plan) -> list[str]:

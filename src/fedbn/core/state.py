@@ -39,6 +39,9 @@ class Kind(StrEnum):
 # The attribute of a model that says which entries a pass gave to `functional.batch_norm`, and their
 # kinds. Plain text, so that a model can still be saved by anybody.
 FUNCTIONAL = "_fedbn_functional_batchnorm"
+# The attribute of a model whose calls of `functional.batch_norm` normalise by the batch in
+# evaluation, too.
+BY_BATCH = "_fedbn_normalises_by_batch"
 _batchnorm: list[type[nn.Module]] = [_BatchNorm]
 # The first family that an owner, or anything the owner sits in, is an instance of decides:
 # (types, kind of its parameters, kind of its buffers).
@@ -99,7 +102,8 @@ def is_batchnorm(module: nn.Module) -> bool:
 def uses_batch_statistics(model: nn.Module) -> bool:
     """Return True if the model normalises by the batch when it is evaluated too.
 
-    Such BatchNorm tracks no statistics (`track_running_stats=False`).
+    Such BatchNorm tracks no statistics (`track_running_stats=False`), or is a call of
+    `functional.batch_norm` without them, which `fedbn.core.pass_tracing.mark` noted.
 
     Examples:
         >>> uses_batch_statistics(nn.BatchNorm1d(2, track_running_stats=False))
@@ -108,7 +112,8 @@ def uses_batch_statistics(model: nn.Module) -> bool:
         False
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return any(norm.running_mean is None and norm.running_var is None for norm in norms)
+    untracked = any(norm.running_mean is None and norm.running_var is None for norm in norms)
+    return untracked or bool(getattr(unwrap(model), BY_BATCH, False))
 
 
 def unwrap(model: nn.Module) -> nn.Module:

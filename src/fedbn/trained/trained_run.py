@@ -31,12 +31,13 @@ from fedbn.core.randomness import with_validation
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Record, RunState
 from fedbn.core.scoring import client_statistics, evaluation_batches
+from fedbn.core.state import uses_batch_statistics
 from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS, StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Task, measure
 from fedbn.data import tables
 from fedbn.data.arrays import as_samples, channels_moved, labels_of, tensor_of
 from fedbn.data.new_samples import SCALED, Samples, check_range, check_shape, takes_bytes
-from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.errors import ConfigError, DataError, ModelError, unknown
 from fedbn.experiments.environment import facts_of
 from fedbn.text import csv_text
 from fedbn.trained.local_parts import Site
@@ -89,7 +90,16 @@ def outputs_of(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> Iter
     model.eval()
     with torch.no_grad():
         for batch, _ in data.stream(evaluation_batches(model, 0, len(x), chunk)):
-            yield forward(model, batch)
+            try:
+                outputs = forward(model, batch)
+            except ModelError as error:
+                if len(batch) == 1 and uses_batch_statistics(model):
+                    raise DataError(
+                        "one sample: BatchNorm of this model normalises by the batch "
+                        "(track_running_stats=False), so it predicts for two samples or more"
+                    ) from error
+                raise
+            yield outputs
 
 
 def predictions(
