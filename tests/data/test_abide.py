@@ -12,6 +12,7 @@ from loading import loaded
 from fedbn.core.findings import check_federation
 from fedbn.datasets.abide import INFO, SITES, abide, correlations, read_series
 from fedbn.errors import ConfigError, DataError
+from fedbn.experiments.splits import part as describe
 
 REGIONS = ("#10", "#11", "#2001", "#3455", "#3501")
 HEADER = ",Unnamed: 0,SUB_ID,X,subject,SITE_ID,FILE_ID,DX_GROUP,DSM_IV_TR,AGE_AT_SCAN"
@@ -172,3 +173,14 @@ def test_the_real_scans(real_data):
     }
     assert subjects == {"NYU": 172, "USM": 67, "UM": 86, "UCLA": 64}
     assert federation.input_shape == (5995,)
+
+
+def test_windows_know_their_subjects(study):
+    for client in abide().clients:
+        named = [describe(split)["files"] for split in client.splits]
+        assert sorted(map(len, named)) == [2, 8]
+        assert len({name for names in named for name in names}) == 10
+        assert all(name.startswith(f"{SITES[client.name]}_00") for names in named for name in names)
+        for split, names in zip(client.splits, named, strict=True):
+            assert [*dict.fromkeys(split.files)] == names
+            assert len(split.files) == len(split)

@@ -293,3 +293,21 @@ def test_on_the_real_files(real_data: Path):
     assert [len(client.train) for client in federation.clients] == [743] * 40
     assert len(federation.clients[10].tests["usps"]) == 1860
     assert check_federation(federation) == []
+
+
+def test_every_sample_knows_its_number_in_the_original_files(data_folder: Path):
+    images = raw.images(300, 28, seed=4)
+    digit = raw.labels(300)
+    folder = data_folder / "digits"
+    folder.mkdir()
+    parts = [images[:200], digit[:200], images[200:], digit[200:]]
+    for name, array in zip(raw.IDX_NAMES, parts, strict=True):
+        (folder / name).write_bytes(raw.idx_bytes(array.astype(np.uint8)))
+    photographs(folder / "photographs", value=0)
+    federation = digits(domains=["mnist", "mnist_m"], clients_per_domain=3, test_limit=9)
+    for client in federation.clients:
+        for split in client.splits:
+            assert split.origin is not None
+            rows = split.origin.rows
+            assert split.y.tolist() == digit[rows].tolist()
+            assert np.array_equal(split.x[:, 0].numpy(), images[rows])

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import fedbn
 from commanding import call
+from fedbn.experiments.schema import DataSection
+from fedbn.experiments.sources import load_federation
+from fedbn.experiments.splits import described
 
 
 def site(scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +61,37 @@ def test_the_seed_of_a_run_decides_the_validation_part_and_not_the_test_part(
     assert (
         splits(tmp_path / "other")["default"]["seed 0"]["a"]["test"] != one["seed 0"]["a"]["test"]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("digits_mini", {"percent": 50, "test_limit": 40}),
+        ("digits_mini", {"percent": 10, "clients_per_domain": 3}),
+        ("shifted_digits", {"dial": "clients"}),
+        ("shifted_digits", {"dial": "samples", "strength": 0.5}),
+    ],
+)
+def test_samples_of_embedded_digits_are_named_by_their_originals(
+    name: str, options: dict[str, Any]
+) -> None:
+    labels = load_digits().target
+    federation = load_federation(DataSection.model_validate({"name": name, **options}))
+    used: dict[int, str] = {}
+    for client, parts in described(federation).items():
+        own = {c.name: c for c in federation.clients}[client]
+        for part, split in own.named_splits():
+            rows = numbers(parts[part]["rows"])
+            assert labels[rows].tolist() == split.y.tolist()
+            where = f"{own.domain}, test" if part == "test" else f"{client}, train"
+            assert all(used.setdefault(row, where) == where for row in rows)
+
+
+def test_a_part_that_is_given_has_all_its_numbers(tmp_path: Path) -> None:
+    x, y = SITES["a"]
+    fedbn.fit({"a": ((x, y), (x[:7], y[:7]))}, "mlp", rounds=1, out=tmp_path / "out")
+    (found,) = splits(tmp_path / "out")["default"].values()
+    assert (found["a"]["train"]["rows"], found["a"]["test"]["rows"]) == ("0-39", "0-6")
 
 
 def test_a_run_that_is_resumed_has_the_same_file(tmp_path: Path) -> None:

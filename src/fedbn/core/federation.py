@@ -77,7 +77,7 @@ class Split:
             subject), so that groups can be scored and are never divided. None: each on its own.
         device: Where batches go; the samples stay where they are.
         origin: Where each sample comes from, for messages and records. None: all of the data.
-        files: What each sample was read from, where it was a file of its own.
+        files: What each sample was read from, where that was a file and no table.
     """
 
     x: Tensor

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedbn.core.federation import Client, Split
+from fedbn.core.federation import Client, Origin, Split
 from fedbn.core.randomness import derive_seed, generator, stratified
-from fedbn.data.digit_files import DIGIT_DOMAINS, Digits, DigitSource, describe_forms, find_source
+from fedbn.data.digit_files import DIGIT_DOMAINS, DigitSource, describe_forms, find_source
 from fedbn.data.digit_rendering import SIDE, rendered
 from fedbn.data.images import PICTURE_SUFFIXES, is_picture, opened, watched
 from fedbn.data.storage import Arrays, Info, cached, data_root, fingerprint
@@ -28,21 +28,31 @@ from fedbn.errors import DataError
 TRAIN_SIZE = 7438
 """Training samples of the smallest domain: four fifths of USPS."""
 _TEST_SHARE = 0.2
-_PARTS_VERSION = 1
+_PARTS_VERSION = 2
+
+
+class Part(NamedTuple):
+    """Samples for training or for testing, and their numbers in the files that they come from."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
-    """Return a domain's `train_x`, `train_y`, `test_x`, `test_y`, from the cache if possible.
+    """Return `train_x`, `train_y`, `train_rows` of a domain and the same for `test`.
 
-    The seed decides the split of pooled files and the order within it.
+    They come from the cache if possible. The seed decides the split of pooled files and the order
+    within it.
     """
     how = {"version": _PARTS_VERSION, "domain": source.domain, "seed": seed, "whole": whole}
 
     def make() -> Arrays:
         parts = train_and_test(source, seed, None if whole else TRAIN_SIZE)
         named = dict(zip(("train", "test"), parts, strict=True))
-        images = {f"{part}_x": colour28(images) for part, (images, _) in named.items()}
-        return images | {f"{part}_y": labels for part, (_, labels) in named.items()}
+        images = {f"{name}_x": colour28(part.images) for name, part in named.items()}
+        labels = {f"{name}_y": part.labels for name, part in named.items()}
+        return images | labels | {f"{name}_rows": part.rows for name, part in named.items()}
 
     return cached("digits", {**how, "files": fingerprint(source.files)}, make)
 
@@ -50,7 +60,10 @@ def prepared(source: DigitSource, seed: int, whole: bool = False) -> Arrays:
 def split_of(arrays: Arrays, part: str, cut: slice = slice(None), x: str = "") -> Split:
     """Take `train` or `test` of prepared arrays, or some of it; images may be another's, `x`."""
     images, labels = arrays[x or f"{part}_x"], arrays[f"{part}_y"]
-    return Split(torch.from_numpy(images)[cut], torch.from_numpy(labels)[cut])
+    rows = arrays.get(f"{part}_rows")
+    places = torch.arange(len(labels)) if rows is None else torch.from_numpy(rows)
+    origin = Origin(places[cut])
+    return Split(torch.from_numpy(images)[cut], torch.from_numpy(labels)[cut], origin=origin)
 
 
 def client_of(arrays: Arrays, name: str, of: str = "") -> Client:
@@ -59,20 +72,21 @@ def client_of(arrays: Arrays, name: str, of: str = "") -> Client:
     return Client(name, name, train, {name: test})
 
 
-def train_and_test(
-    source: DigitSource, seed: int, limit: int | None = None
-) -> tuple[Digits, Digits]:
+def train_and_test(source: DigitSource, seed: int, limit: int | None = None) -> tuple[Part, Part]:
     """Read a domain's training and test part: as they are in an npz, else divided 80 to 20."""
     (images, labels), *test_part = source.parts()
     if test_part:
-        return (images[:limit], labels[:limit]), test_part[0]
+        held, named = test_part[0]
+        first = Part(images[:limit], labels[:limit], np.arange(len(labels))[:limit])
+        return first, Part(held, named, np.arange(len(named)))
     draws = generator(seed, "digits split", client=source.domain)
     wanted = torch.from_numpy(labels)
     train, test = (
         index[interleaved(wanted[index], draws)].numpy()
         for index in stratified(wanted, _TEST_SHARE, draws)
     )
-    return (images[train[:limit]], labels[train[:limit]]), (images[test], labels[test])
+    kept = train[:limit]
+    return Part(images[kept], labels[kept], kept), Part(images[test], labels[test], test)
 
 
 def interleaved(labels: Tensor, draws: torch.Generator) -> Tensor:
@@ -166,7 +180,7 @@ def read_photograph(file: Path) -> NDArray[np.uint8]:
 Synth = Literal["auto", "original", "rendered"]
 MnistM = Literal["auto", "original", "made"]
 _RENDERED_TEST = 5000
-_VERSION = 1
+_VERSION = 2
 
 
 class Loaded(NamedTuple):
@@ -235,12 +249,13 @@ def mnist_m_domain(how: MnistM, seed: int, whole: bool, photographs: str | None)
         """Blend in another order than MNIST's own; an original stays in training or test."""
         read, arrays = [read_photograph(file) for file in files], {}
         divided = zip(("train", "test"), train_and_test(mnist, seed), strict=True)
-        for part, (images, labels) in divided:
+        for part, (images, labels, rows) in divided:
             order = interleaved(torch.from_numpy(labels), generator(seed, "mnist_m", client=part))
             chosen = order.numpy()[: TRAIN_SIZE if part == "train" and not whole else None]
             draws = np.random.default_rng(derive_seed(seed, "mnist_m patches", client=part))
             arrays[f"{part}_x"] = colour28(blended(images[chosen], read, draws))
             arrays[f"{part}_y"] = labels[chosen]
+            arrays[f"{part}_rows"] = rows[chosen]
         return arrays
 
     remark = f"mnist_m is made from MNIST and {len(files)} photographs, not Ganin's files"

@@ -181,7 +181,8 @@ def _split(subjects: Subjects, window: int, stride: int) -> Split:
     counts = torch.from_numpy(np.array(made["counts"]))
     labels = torch.tensor([label for _, label in subjects]).repeat_interleave(counts)
     groups = torch.arange(len(subjects)).repeat_interleave(counts)
-    return Split(torch.from_numpy(made["x"]), labels, groups=groups)
+    names = tuple(files[at].name.removesuffix(_SUFFIX) for at in groups.tolist())
+    return Split(torch.from_numpy(made["x"]), labels, groups=groups, files=names)
 
 
 def _places(folder: Path) -> dict[Path, Path]:

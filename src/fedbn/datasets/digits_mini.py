@@ -27,7 +27,7 @@ from pydantic import Field
 from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_images
 
-from fedbn.core.federation import Client, Federation, Split
+from fedbn.core.federation import Client, Federation, Origin, Split
 from fedbn.data import benchmarks
 from fedbn.data.storage import Info
 
@@ -76,7 +76,7 @@ def digits_mini(
         number, render = list(DOMAINS).index(name), DOMAINS[name]
         mine = dealt[number :: len(DOMAINS)][: len(dealt) // len(DOMAINS)]
         images = np.clip(render(strokes[mine], np.random.default_rng([_SEED, number])), 0, 1)
-        train, test = train_and_test(images, labels[mine], 1 - test_share)
+        train, test = train_and_test(images, labels[mine], 1 - test_share, mine)
         wholes.append(Client(name, name, train, {name: benchmarks.thinned(test, test_limit)}))
     lengths = {whole.name: len(whole.train) for whole in wholes}
     wanted = benchmarks.checked_sizes(sizes, lengths, clients_per_domain)
@@ -90,12 +90,19 @@ def digits_mini(
     return Federation("digits_mini", tuple(clients), tuple(str(digit) for digit in range(10)))
 
 
-def train_and_test(images: Images, labels: NDArray[np.int64], share: float) -> tuple[Split, Split]:
-    """Bring images (n, h, w, 3) to [−1, 1], and keep an evenly spread share of them to train on."""
+def train_and_test(
+    images: Images, labels: NDArray[np.int64], share: float, rows: NDArray[np.int64]
+) -> tuple[Split, Split]:
+    """Bring images (n, h, w, 3) to [−1, 1], and keep an evenly spread share of them to train on.
+
+    `rows` are the numbers of the originals.
+    """
     x = torch.from_numpy(images * 2 - 1).permute(0, 3, 1, 2).float().contiguous()
     y = torch.from_numpy(labels).long()
     train = torch.from_numpy(np.diff(np.floor(np.arange(len(y) + 1) * share)) > 0)
-    return Split(x[train], y[train]), Split(x[~train], y[~train])
+    whole = Split(x, y, origin=Origin(torch.from_numpy(rows)))
+    kept, held = (whole.take(some.nonzero().flatten()) for some in (train, ~train))
+    return kept, held
 
 
 def by_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:

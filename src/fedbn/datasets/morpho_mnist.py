@@ -155,7 +155,7 @@ INFO = {
     )
 }
 _REMARK = "made by fedbn from MNIST after Castro et al. 2019, not their files"
-_VERSION = 1
+_VERSION = 2
 
 
 def morpho_mnist(
@@ -188,7 +188,8 @@ def morpho_mnist(
     def make() -> Arrays:
         mnist, arrays = prepared(source, 0), {}
         for part, size in (("train", train), ("test", test)):
-            arrays[f"{part}_y"] = mnist[f"{part}_y"][:size]
+            for what in ("y", "rows"):
+                arrays[f"{part}_{what}"] = mnist[f"{part}_{what}"][:size]
             for name, ways in changes.items():
                 draws = np.random.default_rng(derive_seed(seed, f"morpho {part}", client=name))
                 made = change_images(mnist[f"{part}_x"][:size, 0], ways, draws)

@@ -105,7 +105,7 @@ def shifted_digits(
         if dial == "concept" and site == SITES - 1:
             others = round(10 * strength)
             y = np.where(y < others, (y + 1) % max(1, others), y)
-        clients += _clients(name, x, y, dial, strength)
+        clients += _clients(name, x, y, mine, dial, strength)
     return Federation("shifted_digits", tuple(clients), tuple("0123456789"))
 
 
@@ -124,9 +124,14 @@ def _homes(labels: NDArray[np.int64], skew: float) -> NDArray[np.int64]:
 
 
 def _clients(
-    name: str, x: Pictures, y: NDArray[np.int64], dial: str, strength: float
+    name: str,
+    x: Pictures,
+    y: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    dial: str,
+    strength: float,
 ) -> list[Client]:
-    train, test = train_and_test(x, y, _TRAIN)
+    train, test = train_and_test(x, y, _TRAIN, rows)
     if dial == "clients":
         parts = [train.take(torch.arange(i, len(train), SITES)) for i in range(SITES)]
         several = parts[: max(1, round(SITES * strength))]

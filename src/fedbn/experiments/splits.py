@@ -1,8 +1,8 @@
 """`splits.json.gz` of a run folder: which samples train, validate and test each client.
 
-A part of a client is described by the files that it was read from, or by the numbers of its
-samples: rows of a table's file, or places in the client's data, counted from 0. A part that the
-data set brought as it is has a count alone.
+A part of a client is described by the files that it was read from, each once, or by the numbers of
+its samples: rows of a table's file, or places in the original data, counted from 0. The original
+data is what was given for the client or the part, or the files of a benchmark.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedbn.core.federation import AnySplit, Federation, Split
@@ -65,10 +67,9 @@ def part(split: AnySplit) -> dict[str, Any]:
             return said | {"files": list(picture_files(split))}
         return said | {"rows": ranges(split.rows[:, 1])}
     if isinstance(split, Split) and split.files:
-        return said | {"files": list(split.files)}
-    if isinstance(split, Split) and split.origin is not None:
-        return said | {"rows": ranges(split.origin.rows)}
-    return said
+        return said | {"files": [file for file, _ in groupby(split.files)]}  # windows of a scan
+    known = split.origin.rows if isinstance(split, Split) and split.origin is not None else None
+    return said | {"rows": ranges(torch.arange(len(split)) if known is None else known)}
 
 
 def picture_files(split: LazySplit) -> Iterator[str]:
