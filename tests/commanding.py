@@ -115,7 +115,7 @@ def _restored(cwd: Path | None) -> Iterator[None]:
     """Undo what the command does to its process."""
     here, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
     trust = mock.patch.multiple(registry, _trusted=set(), _used=set(), _last_on_path=[])
-    pins = mock.patch.multiple(own_modules._PINNED, pins={}, admitted=set())
+    pins = mock.patch.multiple(own_modules._PINNED, pins={}, folders=set(), admitted=set())
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     root = logging.getLogger()
     logs, level = list(root.handlers), root.level

@@ -40,6 +40,7 @@ def nothing_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_used", set())
     monkeypatch.setattr(registry, "_last_on_path", [])
     monkeypatch.setattr(own_modules._PINNED, "pins", {})
+    monkeypatch.setattr(own_modules._PINNED, "folders", set())
     monkeypatch.setattr(own_modules._PINNED, "admitted", set())
 
 

@@ -2,7 +2,8 @@
 
 `fedbn run FILE.toml` may import them without `--trust`, so `registry` asks here which file a
 module name means. Nothing is imported to answer that. Afterwards `pin` makes sure that the import
-takes exactly the file that was found.
+takes exactly the file that was found. Only source is loaded from the folder: the bytecode in
+`__pycache__` can be that of another source.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import ast
 import inspect
 import pkgutil
+import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
@@ -21,12 +24,13 @@ from importlib.machinery import (
     ExtensionFileLoader,
     FileFinder,
     ModuleSpec,
+    PathFinder,
     SourceFileLoader,
     SourcelessFileLoader,
 )
 from importlib.util import resolve_name, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 _LOADERS: tuple[Any, ...] = (
@@ -89,7 +93,7 @@ def admit(module: str, folder: Path, places: Iterable[str]) -> None:
         NotOwn: As `locate`.
     """
     if (module, folder) not in _PINNED.admitted:
-        pin(locate(module, folder, places))
+        pin(locate(module, folder, places), [folder])
         _PINNED.admitted.add((module, folder))
 
 
@@ -99,11 +103,15 @@ def is_found(module: str, places: Iterable[str]) -> bool:
     return known or _first_on([place or str(Path.cwd()) for place in places], module) is not None
 
 
-def pin(found: Mapping[str, Pin]) -> None:
-    """Let later imports of these modules take exactly these files."""
+def pin(found: Mapping[str, Pin], folders: Iterable[Path]) -> None:
+    """Let later imports of these modules take exactly these files.
+
+    Other modules below the folders, which own code may import, are loaded from source too.
+    """
     if _PINNED not in sys.meta_path:
         sys.meta_path.insert(0, _PINNED)
     _PINNED.pins.update(found)
+    _PINNED.folders.update(folder.resolve() for folder in folders)
 
 
 def imported_from(module: ModuleType, name: str) -> str | None:
@@ -132,25 +140,70 @@ def pins() -> dict[str, Pin]:
     return dict(_PINNED.pins)
 
 
+def folders() -> list[Path]:
+    """Return the folders from which only source is loaded."""
+    return sorted(_PINNED.folders)
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles a module's source, whatever bytecode lies next to it."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code of the source; bytecode is neither read nor written."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 class _PinnedFinder(MetaPathFinder):
-    """Finds pinned modules before any other finder looks for them."""
+    """Finds pinned modules, and modules next to them, before any other finder looks for them."""
 
     def __init__(self) -> None:
         self.pins: dict[str, Pin] = {}
+        self.folders: set[Path] = set()  # of own code, from which only source is loaded
         self.admitted: set[tuple[str, Path]] = set()  # modules, and the folder they lie below
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the pinned file of a module; None leaves the module to the other finders."""
+        """Return the file of a module that is own code; None leaves it to the other finders."""
         if name not in self.pins:
-            return None
+            return self._next_to_pinned(name, path, target)
         file, inside = self.pins[name]
         if file is not None:
-            return spec_from_file_location(name, file, submodule_search_locations=inside)
+            loader = _SourceLoader(name, file)
+            return spec_from_file_location(
+                name, file, loader=loader, submodule_search_locations=inside
+            )
         spec = ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = [*(inside or ())]
         return spec
+
+    def _next_to_pinned(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """Return a module below the folders of own code, to be loaded from its source."""
+        spec = PathFinder.find_spec(name, path, target) if self.folders else None
+        if spec is None or spec.origin is None or not self._is_below(Path(spec.origin)):
+            return None
+        if isinstance(spec.loader, SourcelessFileLoader):
+            raise ImportError(
+                f"{spec.origin}: bytecode without its source is not loaded", name=name
+            )
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _SourceLoader(name, spec.origin)
+        return spec
+
+    def _is_below(self, file: Path) -> bool:
+        """Tell whether a file, or what it links to, lies in a folder of own code.
+
+        The folder may contain the environment that runs this process. Its packages are installed.
+        """
+        real = file.resolve()
+        if any(real.is_relative_to(place) for place in _of_python()):
+            return False
+        places = (file.absolute(), real)
+        return any(place.is_relative_to(folder) for folder in self.folders for place in places)
 
 
 _PINNED = _PinnedFinder()
@@ -205,11 +258,12 @@ def _check_file(spec: ModuleSpec, name: str, folder: Path) -> None:
             break
 
 
+@cache
 def _of_python() -> list[Path]:
     """The folders of the standard library, of installed packages and of this package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     paths = [Path(path).resolve() for name in names if (path := sysconfig.get_path(name))]
-    return [*paths, Path(__file__).resolve().parent]
+    return [*paths, Path(site.getusersitepackages()).resolve(), Path(__file__).resolve().parent]
 
 
 def _check_not_loaded(name: str, pin: Pin, folder: Path) -> None:

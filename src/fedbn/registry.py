@@ -78,7 +78,12 @@ def to_trust() -> list[str]:
 
 def grants() -> str:
     """Return what this process may import, as JSON for a worker process."""
-    facts = {"trusted": sorted(_trusted), "pins": own_modules.pins(), "places": _last_on_path}
+    facts = {
+        "trusted": sorted(_trusted),
+        "pins": own_modules.pins(),
+        "folders": [str(folder) for folder in own_modules.folders()],
+        "places": _last_on_path,
+    }
     return json.dumps(facts)
 
 
@@ -86,7 +91,8 @@ def take_grants(text: str) -> None:
     """Import in this process what the process that wrote `grants` may import."""
     facts = json.loads(text)
     _trusted.update(facts["trusted"])
-    own_modules.pin({name: (file, inside) for name, (file, inside) in facts["pins"].items()})
+    pins = {name: (file, inside) for name, (file, inside) in facts["pins"].items()}
+    own_modules.pin(pins, map(Path, facts["folders"]))
     _look_in(facts["places"])
 
 

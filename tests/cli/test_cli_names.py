@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import py_compile
 import sys
 import typing
 from collections.abc import Iterator
@@ -174,6 +176,27 @@ def test_no_key_of_an_experiment_file_calls_a_function_of_python(key: str, place
         answer = call(*command, cwd=place.folder)
         assert (answer.code, place.mark.exists()) == (3, False), (name, answer.err)
         assert "module os is imported only with --trust os" in answer.line
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"quick": {"sweep": {"model": [{"name": "payload:call"}]}}},
+        {"quick": {"sweep": {"evaluation": [[{"metrics": ["payload:call"]}]]}}},
+        {"sweep": {"data": [{"name": "digits_mini"}, {"name": "payload:call"}]}},
+        {"reproduce": {"without": {"x": {"sweep": {"model": [{"name": "payload:call"}]}}}}},
+    ],
+    ids=["quick", "list of lists", "sweep", "reproduce"],
+)
+def test_a_name_in_a_list_of_tables_is_found_before_anything_is_written(
+    values: dict[str, Any], place: Place
+) -> None:
+    place.file.write_text(tomli_w.dumps({**place.raw, "reproduce": {}, **values}))
+    for name, command in commands(place).items():
+        answer = call(*command, cwd=place.folder)
+        assert (answer.code, place.mark.exists()) == (3, False), (name, answer.err)
+        assert "module payload is imported only with --trust payload" in answer.line
+        assert not (place.folder.parent / "out").exists(), name
 
 
 def text_keys(section: type[BaseModel] = Experiment, above: str = "") -> Iterator[str]:
@@ -355,12 +378,32 @@ def test_a_module_earlier_on_the_path_hides_the_one_in_the_folder(place: Place) 
 
 
 def test_a_compiled_module_is_no_own_code(place: Place) -> None:
-    import py_compile
-
     source = place.write_payload(place.elsewhere / "source", "compiled")
     py_compile.compile(str(source), cfile=str(place.folder / "compiled.pyc"))
     answer = place.run(model__name="compiled:call")
     assert (answer.code, place.mark.exists()) == (3, False)
+
+
+@pytest.mark.parametrize("module", ["own_code", "own_helper"])
+def test_bytecode_next_to_own_code_is_not_loaded(module: str, place: Place) -> None:
+    """Bytecode can say that it need not be compared with its source."""
+    other = place.folder.parent / "other.py"
+    text = (place.folder / f"{module}.py").read_text()
+    other.write_text(f"import os\n\nos.mkdir({str(place.mark)!r})\n{text}")
+    cached = importlib.util.cache_from_source(str(place.folder / f"{module}.py"))
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(other), cfile=cached, invalidation_mode=unchecked)
+    answer = place.run(model__name="own_code:net")
+    assert (answer.code, place.mark.exists()) == (0, False), answer.err
+
+
+def test_own_code_imports_no_bytecode_that_has_no_source(place: Place) -> None:
+    helper = place.folder / "own_helper.py"
+    py_compile.compile(str(helper), cfile=str(helper.with_suffix(".pyc")))
+    helper.unlink()
+    answer = place.run(model__name="own_code:net")
+    assert answer.code == 3
+    assert "own_helper.pyc: bytecode without its source is not loaded" in answer.line
 
 
 def test_own_code_lends_nothing_that_it_imported(place: Place) -> None:

@@ -269,20 +269,41 @@ def names_in(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield every `module:callable` in a configuration, with what it names.
 
     The tables that change other keys are searched too: `sweep`, `quick` and those of `reproduce`.
+    So are tables in lists, because a sweep may vary a whole section.
 
     Examples:
         >>> [*names_in({"sweep": {"model": {"name": ["mlp", "my:net"]}}})]
+        [('model', 'my:net')]
+        >>> [*names_in({"sweep": {"model": [{"name": "my:net"}]}})]
         [('model', 'my:net')]
     """
     from fedbn.experiments.schema import name_keys
 
     keys = name_keys()
-    for key, value in flat(raw):
+    for key, value in _leaves(raw):
         for known, what in keys.items():
             if key == known or key.endswith(f".{known}"):
                 pieces = (piece for text in _texts(value) for piece in _PIECES.split(text))
                 names = (piece.partition("(")[0].strip() for piece in pieces)
                 yield from ((what, name) for name in names if ":" in name)
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of tables by their dotted keys; a table in a list has the list's key."""
+    for key, value in flat(tree, above):
+        yield key, value
+        for one in value if isinstance(value, list | tuple) else ():
+            for table in _tables_in(one):
+                yield from _leaves(table, f"{key}.")
+
+
+def _tables_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a table, or the tables in a list."""
+    if isinstance(value, Mapping):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tables_in(one)
 
 
 def check_names(raw: Mapping[str, Any], held: Held) -> None:
@@ -331,6 +352,7 @@ def checked(
     or trusted, also where this command does not need it.
     """
     if held.own is not None or held.foreign:
+        check_values(raw, where)
         check_names(raw, held)
     found = _checked(raw, where, held)
     if found.quick:
