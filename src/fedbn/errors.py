@@ -72,6 +72,10 @@ class Misfit(DataError):  # noqa: N818
         self.public = public  # what another may be told of it
 
 
+class TooMuchData(DataError):  # noqa: N818
+    """Samples that would take more memory than is allowed."""
+
+
 class TooFewClients(FedbnError):  # noqa: N818 - the name says what happened
     """A round was left with fewer clients than `training.min_clients` or its aggregator needs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -244,6 +245,31 @@ def test_what_the_policy_forbids_is_heard_without_a_contract(bench: Bench, tmp_p
     site = bench.site("plain", policy=Policy(), home=tmp_path / "home")
     assert "forbids 2 samples a batch (min_batch = 8)" in told(site, order)[1]["reason"]
     assert told(site, order.model_copy(update={"kind": "train"}))[1]["reason"] == WAITS
+
+
+@pytest.mark.parametrize("approval", [True, False])
+def test_what_depends_on_labels_is_told_to_the_site_alone(
+    bench: Bench, tmp_path: Path, approval: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With every seed other samples are held out: each refusal would tell of their labels."""
+    site = bench.site("plain", policy=Policy(approval=approval), home=tmp_path / "home")
+    (client,) = site._federation.clients
+    labels = (torch.arange(len(client.train)) < 4).long()
+    skewed = replace(client, train=replace(client.train, y=labels))
+    site.__dict__["_federation"] = replace(site._federation, clients=(skewed,))
+
+    def reason(weights: object) -> str:
+        raw = {**plain_order().experiment, "task": {"class_weights": weights}}
+        return str(told(site, plain_order(experiment=raw))[1]["reason"])
+
+    forbidden = "class weights of which one is more than 2 times another"
+    assert forbidden in reason([3.0, *[1.0] * 9])  # whatever the site's labels are
+    caplog.clear()
+    said = reason("balanced")
+    assert (said == WAITS) is approval
+    assert (forbidden in said) is not approval
+    assert (forbidden in caplog.text) is approval  # what the server does not hear, the site does
+    assert not (tmp_path / "home" / "experiments").exists()
 
 
 @pytest.mark.parametrize("kind", ["train", "score"])

@@ -13,17 +13,22 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 import torch
 from flower_bench import RAW, Bench
 from flwr.app import RecordDict
+from PIL import Image
 from torch import nn
 
 import fedbn.models
 from fedbn import registry
-from fedbn.core.federation import Federation, blank_client
+from fedbn.core.federation import Federation, Split, blank_client
+from fedbn.data.lazy_split import LazySplit
 from fedbn.errors import FedbnError
 from fedbn.experiments.configuration import checked
+from fedbn.experiments.schema import ContractSection
 from fedbn.flower import messages, server_app
 from fedbn.flower.approvals import _MOST_WAITING, Approvals
 from fedbn.flower.model_size import ModelTooLarge, check_model_size, limited_model
 from fedbn.flower.policy import Forbidden, Policy
+from fedbn.flower.site import Site
+from fedbn.flower.site_job import SiteOptions
 from fedbn.models.networks import mlp
 
 SHAPES = {
@@ -77,6 +82,43 @@ def test_a_model_that_is_too_large_is_refused_without_taking_memory(
     assert peak() - before < 200_000_000
     assert time.monotonic() - begun < 30
     assert not (tmp_path / "experiments").exists()
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux")
+def test_a_contract_with_many_categories_takes_no_memory_before_approval(tmp_path: Path) -> None:
+    """Every category is a feature: 300,000 of them make 1.2 GB of 1,000 rows."""
+    file = tmp_path / "nyu.csv"
+    file.write_text("pain,out\n" + "".join(f"c{n % 3},{n % 2}\n" for n in range(1000)))
+    column = {"name": "pain", "values": [f"c{n}" for n in range(300_000)]}
+    contract = {"classes": ["0", "1"], "label": "out", "columns": [column]}
+    raw = {**RAW, "data": {"contract": contract}, "model": {"name": "logistic"}}
+    order = server_app.orders(checked(raw), "fed")[0]
+    site = Site(SiteOptions("nyu", {"path": str(file)}, policy=Policy(), home=tmp_path / "home"))
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begun = peak(), time.monotonic()
+    with pytest.raises(FedbnError, match=r"forbids 3,600 MB of samples \(max_data_mb = 2,048\)"):
+        site.answer(messages.put(order), RecordDict())
+    assert peak() - before < 300_000_000
+    assert time.monotonic() - begun < 30
+    assert not (tmp_path / "home" / "experiments").exists()
+
+
+def test_large_pictures_of_a_contract_are_not_held_in_memory(tmp_path: Path) -> None:
+    for number in range(20):
+        place = tmp_path / "pictures" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(place / f"{number}.png")
+
+    def read(size: int, **agreed: object) -> Federation:
+        found = ContractSection.model_validate({"classes": ["a", "b"], "size": size, **agreed})
+        data = {"path": str(tmp_path / "pictures")}
+        return Site(SiteOptions("nyu", data, policy=Policy(max_data_mb=1)))._fitting(found)
+
+    assert isinstance(read(64).clients[0].train, Split)
+    assert isinstance(read(256).clients[0].train, LazySplit)
+    assert isinstance(read(64, normalize="site").clients[0].train, Split)
+    with pytest.raises(Forbidden, match=r"forbids 4 MB of samples \(max_data_mb = 1\)"):
+        read(128, normalize="site")
 
 
 def test_the_refusal_names_size_and_limit(bench: Bench, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from safetensors.torch import load
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
-from fedbn.errors import ConfigError, NotApproved, TooFewClients
+from fedbn.errors import ConfigError, FedbnError, NotApproved, TooFewClients
 from fedbn.experiments.configuration import checked
 from fedbn.flower import messages, server_app
 from fedbn.flower.approvals import Approvals
@@ -130,6 +131,33 @@ def test_published_attacks_are_refused_by_the_default_policy(bench: Bench, raw, 
     with pytest.raises(TooFewClients, match=rule):
         bench.run(grid, raw)
     assert not [answer for _, _, answer in grid.log if messages.SHARED in answer.content]
+
+
+def test_a_method_that_trains_very_often_is_refused_at_once(bench: Bench) -> None:
+    """Each of its pieces doubles the trainings of a round."""
+    method = "+".join(["fedrep"] * 28)
+    (order,) = server_app.orders(checked(RAW), "fed")
+    raw = {**order.experiment, "methods": [method]}
+    site = bench.site("plain", policy=STRICT)
+    begun = time.monotonic()
+    with pytest.raises(Forbidden, match=r"10,737,418,203 batches a round \(max_steps = 400\)"):
+        site.answer(
+            messages.put(order.model_copy(update={"method": method, "experiment": raw})),
+            RecordDict(),
+        )
+    assert time.monotonic() - begun < 20
+
+
+def test_a_method_of_very_many_pieces_is_refused_before_it_is_made(bench: Bench) -> None:
+    method = "fedbn" + "+prox(0)" * 400_000
+    (order,) = server_app.orders(checked(RAW), "fed")
+    raw = {**order.experiment, "methods": ["fedbn", method]}
+    site, begun = bench.site("plain", policy=STRICT), time.monotonic()
+    for update in ({"method": method}, {"experiment": raw}):
+        asked = messages.put(order.model_copy(update=update))
+        with pytest.raises(FedbnError, match=r"at most 1,?000 characters"):
+            site.answer(asked, RecordDict())
+    assert time.monotonic() - begun < 20
 
 
 def test_the_published_attack_works_where_updates_are_not_bounded(bench: Bench) -> None:

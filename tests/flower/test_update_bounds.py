@@ -161,7 +161,7 @@ def test_the_last_batch_has_at_most_twice_its_share_at_the_corners(name: str) ->
     last, largest, allowed = [], [], 0
     for training, count, mu in settings(name):
         plan = plan_for(training, count, f"fedprox({mu})" if mu else "fedavg")
-        if list(forbidden(plan, plan.federation.clients[0], ALLOWED, 2.0)):
+        if list(forbidden(plan, plan.federation.clients[0], ALLOWED)):
             continue
         allowed += 1
         for measured, predicted in shares(training, count, mu):
@@ -194,7 +194,7 @@ def test_attacks_leave_the_last_batch_alone_and_are_forbidden(
     shares_found = relative(measured_apart(training, 82), training.sizes(82))
     assert float(shares_found[-1]) > 3.0
     plan = plan_for(training, 82)
-    found = list(forbidden(plan, plan.federation.clients[0], ALLOWED, 2.0))
+    found = list(forbidden(plan, plan.federation.clients[0], ALLOWED))
     assert any(one.startswith(reason) for one in found), found
 
 
@@ -287,7 +287,7 @@ def test_every_shipped_rule_and_each_of_its_numbers_has_a_decision() -> None:
 
 def refused(training: Training, method: str = "fedavg", count: int = 82) -> list[str]:
     plan = plan_for(training, count, method)
-    return list(forbidden(plan, plan.federation.clients[0], ALLOWED, 2.0))
+    return list(forbidden(plan, plan.federation.clients[0], ALLOWED))
 
 
 STANDARD = [
@@ -382,7 +382,7 @@ def test_a_kept_remainder_that_breaks_the_bound_names_merge() -> None:
 def test_an_added_optimizer_has_torchs_default_arguments_only() -> None:
     def found(**args: Any) -> list[str]:
         plan = plan_for(attack("RMSprop", 0.01, **args), 80)
-        return list(forbidden(plan, plan.federation.clients[0], [*ALLOWED, "RMSprop"], 2.0))
+        return list(forbidden(plan, plan.federation.clients[0], [*ALLOWED, "RMSprop"]))
 
     assert found() == []
     assert found(alpha=0.99) == []
@@ -398,7 +398,7 @@ def test_batchnorm_that_keeps_the_last_batch_alone_is_not_shared(momentum: float
 
     def found(method: str) -> list[str]:
         plan = replace(plan_for(training, 82, method), model=model)
-        return list(forbidden(plan, plan.federation.clients[0], ALLOWED, 2.0))
+        return list(forbidden(plan, plan.federation.clients[0], ALLOWED))
 
     assert found("fedavg")[0].startswith("shared BatchNorm statistics 0 with momentum")
     assert found("silobn") == found("fedbn") == []

@@ -31,7 +31,7 @@ from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, w
 from fedbn.data.lazy_split import LazySplit, Loader
 from fedbn.data.shared_groups import check_sides, divided_by_id, global_numbers, regrouped
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
-from fedbn.errors import ConfigError, DataError, unknown
+from fedbn.errors import ConfigError, DataError, TooMuchData, unknown
 from fedbn.text import shown
 
 Listing = Mapping[str, Sequence[PictureSet]]
@@ -66,6 +66,8 @@ class PictureOptions:
     cache: bool = False
     lazy: bool | None = None
     workers: int = 0
+    # Bytes that pixels in memory may have; None for no limit but half of the free memory.
+    most_bytes: float | None = None
 
 
 def picture_federation(
@@ -164,19 +166,36 @@ def _read_later(
 
 
 def _too_large(count: int, reader: PictureReader, options: PictureOptions) -> tuple[bool, str]:
-    """Decide whether pictures are read when they are needed, and say so."""
+    """Decide whether pictures are read when they are needed, and say so.
+
+    Raises:
+        TooMuchData: They have more bytes than allowed, and the user wants all of them in memory.
+    """
     taken = count * reader.channels * reader.size**2 * (4 if options.normalize else 1)
     free = free_memory()
-    lazy = taken > free / 2 if options.lazy is None else options.lazy
+    allowed = float("inf") if options.most_bytes is None else options.most_bytes
+    lazy = taken > min(free / 2, allowed) if options.lazy is None else options.lazy
     if not lazy:
+        check_bytes(taken, options.most_bytes)
         return False, ""
-    why = f"{taken / 1e9:.3g} GB of pixels" + (
-        "" if options.lazy else f", with {free / 1e9:.3g} GB of memory free"
-    )
+    why = f"{taken / 1e9:.3g} GB of pixels"
+    if not options.lazy:
+        memory = f", with {free / 1e9:.3g} GB of memory free"
+        why += memory if free / 2 <= allowed else f", at most {allowed / 1e9:.3g} GB are allowed"
     return True, (
         f"pictures are read when they are needed ({why}): data.workers reads ahead, data.lazy = "
         "false reads all at once; whether they changed is told by their number and 64 of each part"
     )
+
+
+def check_bytes(taken: float, most: float | None) -> None:
+    """Refuse samples of more bytes than allowed, before they take memory.
+
+    Raises:
+        TooMuchData: They have more.
+    """
+    if most is not None and taken > most:
+        raise TooMuchData(f"{taken / 1e6:,.0f} MB of samples")
 
 
 def free_memory() -> float:

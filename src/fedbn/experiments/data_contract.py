@@ -20,7 +20,7 @@ from fedbn.core.task import FITTING
 from fedbn.data import image_folders
 from fedbn.data.images import is_picture
 from fedbn.data.new_samples import levelled, levels_of
-from fedbn.data.own_pictures import PictureOptions, picture_federation
+from fedbn.data.own_pictures import PictureOptions, check_bytes, picture_federation
 from fedbn.data.storage import subfolders
 from fedbn.data.table_files import Table, is_missing, read_sites, read_table, table_files
 from fedbn.data.tables import Column, TableOptions, is_number, table_federation
@@ -28,12 +28,16 @@ from fedbn.errors import ConfigError, DataError, Misfit, unknown
 from fedbn.experiments.schema import ColumnSection, ContractSection
 from fedbn.text import shown
 
+_FLOAT = 4  # bytes of a number
+_COPIES = 3  # of a table's numbers while its columns are put together and its rows are divided
 _MOST_OUTSIDE = 0.05  # a larger share outside a legal range is another unit, or another column
 Options = Mapping[str, Any]
+# Takes options, the contract, the site whose data it is, and how many bytes samples may have.
+Reader = Callable[[Options, ContractSection, str | None, float | None], Federation]
 
 
-def reader_of(name: str) -> Callable[[Options, ContractSection, str | None], Federation] | None:
-    """What reads files of one's own by a contract; None for a data set that reads itself."""
+def reader_of(name: str) -> Reader | None:
+    """Return what reads files of one's own by a contract; None for a data set that reads itself."""
     return {"tables": _tables, "folders": _folders}.get(name)
 
 
@@ -115,7 +119,9 @@ def _changed(split: AnySplit, levels: Any) -> AnySplit:
     return replace(split, x=levelled(split.x, levels))
 
 
-def _folders(given: Options, contract: ContractSection, site: str | None) -> Federation:
+def _folders(
+    given: Options, contract: ContractSection, site: str | None, most_bytes: float | None
+) -> Federation:
     """Read pictures: PATH/SITE/CLASS/*, or PATH/CLASS/* where they are one site's."""
     if contract.size is None:
         raise ConfigError("data.contract.size is needed for pictures: the side in pixels")
@@ -130,7 +136,12 @@ def _folders(given: Options, contract: ContractSection, site: str | None) -> Fed
     listing = {one.name: image_folders.divided_site(one, *asked) for one in sites}
     constants = None if isinstance(contract.normalize, str) else contract.normalize
     own = {key: given[key] for key in given.keys() & {"augment", "cache", "lazy", "workers"}}
-    how = PictureOptions(contract.size, contract.depth, contract.channels or 3, constants, **own)
+    channels = contract.channels or 3
+    if contract.normalize == "site":  # in memory, where pixels become floats
+        count = sum(len(part.files) for parts in listing.values() for part in parts)
+        check_bytes(_FLOAT * count * channels * contract.size**2, most_bytes)
+    own["most_bytes"] = most_bytes
+    how = PictureOptions(contract.size, contract.depth, channels, constants, **own)
     found = picture_federation(path.resolve().name, listing, contract.classes, how)
     unread = image_folders.left_out(path, sites)
     found = replace(found, remarks=(*found.remarks, *unread))
@@ -154,7 +165,9 @@ def own_classes(path: Path) -> bool:
     return divided or any(is_picture(file) for folder in below for file in folder.iterdir())
 
 
-def _tables(given: Options, contract: ContractSection, site: str | None) -> Federation:
+def _tables(
+    given: Options, contract: ContractSection, site: str | None, most_bytes: float | None
+) -> Federation:
     """Read tables: one file a site, one plain file of one site, or one with a column of sites."""
     path = Path(given["path"])
     found = own_tables(given, site)
@@ -164,6 +177,9 @@ def _tables(given: Options, contract: ContractSection, site: str | None) -> Fede
     if not contract.columns:
         raise ConfigError("data.contract.columns is needed: a [[data.contract.columns]] a feature")
     columns = [Column(c.name, tuple(c.values) if c.values else None) for c in contract.columns]
+    rows = sum(len(table) for table in found.values())
+    width = sum(column.width for column in columns)
+    check_bytes(_COPIES * _FLOAT * rows * width, most_bytes)
     remarks = [text for table in found.values() for text in _checked(table, contract, label)]
     own = {key: value for key, value in given.items() if key != "path"}
     agreed = {"missing": contract.missing, "classes": tuple(contract.classes), "columns": columns}
@@ -200,13 +216,13 @@ def _column(table: Table, column: ColumnSection) -> list[str]:
         text = f"{table.where}: no column {column.name!r} (the contract); it has {has}"
         raise Misfit(text, f"no column {column.name!r}")
     rows = zip(table.rows, table.columns[column.name], strict=True)
-    known = column.values or ()
+    known = frozenset(column.values or ())
     cells = [(row, cell.strip()) for row, cell in rows if not is_missing(cell, known)]
     kind, wanted = "number", "a number"
     if column.values is not None:
         kind, wanted = "category", f"a category of the contract: {', '.join(column.values[:20])}"
     for row, cell in cells:
-        if not (is_number(cell) if column.values is None else cell in column.values):
+        if not (is_number(cell) if column.values is None else cell in known):
             text = f"{table.where}, row {row}, column {column.name!r}: {cell!r} is not {wanted}"
             raise Misfit(text, f"column {column.name!r} has a value that is no {kind}")
     return _outside(table, column, [float(cell) for _, cell in cells if column.range])

@@ -52,7 +52,10 @@ def named_files(path: str | None, section: DataSection | ModelSection) -> list[s
 
 
 def load_federation(
-    section: DataSection, site: str | None = None, task: str | None = None
+    section: DataSection,
+    site: str | None = None,
+    task: str | None = None,
+    most_bytes: float | None = None,
 ) -> Federation:
     """Load the data that a configuration names.
 
@@ -60,6 +63,7 @@ def load_federation(
         section: The data.
         site: Whose data it is, where it is one site's.
         task: The task that decides between two readings of targets, where one is named.
+        most_bytes: How many bytes samples may have that are read by a contract; None for any.
     """
     name, _ = data_name(section)
     _check_named(name, "data")
@@ -81,7 +85,7 @@ def load_federation(
     with blamed(DataError, f"data {name}"):
         try:
             if contract and by_contract:
-                federation = by_contract(options, contract, site)
+                federation = by_contract(options, contract, site, most_bytes)
             else:
                 federation = build(**options)
         except OSError as error:
@@ -107,9 +111,9 @@ def at_site(site: str, source: dict[str, Any]) -> Federation:
     return alone(DataSection.model_validate(source, context=held), site)
 
 
-def alone(section: DataSection, site: str) -> Federation:
+def alone(section: DataSection, site: str, most_bytes: float | None = None) -> Federation:
     """Load a site's data as a federation of one: the client of its name, or the only one."""
-    found = load_federation(own_section(section), site)
+    found = load_federation(own_section(section), site, most_bytes=most_bytes)
     for client in found.clients:
         if client.name == site or len(found.clients) == 1:
             return replace(found, clients=(replace(client, name=site),))

@@ -40,6 +40,7 @@ from fedbn.text import shown
 
 _MAX_BYTES = 4_000_000
 _MOST_KEYS = 10_000
+_LONGEST_METHOD = 1000  # characters; a method's pieces are combined one by one
 _MOST_STATES = 4  # an order has one; more are logged, and refused
 _TEXT = "json"
 _HASH = re.compile("[0-9a-f]{64}")
@@ -91,8 +92,8 @@ class Order(_Logged):
     kind: Literal["hello", "report", "train", "score", "end"]
     federation: Name  # the federation's identity
     run: Name  # the run's name at the server
-    method: str  # the method as one writes it
-    setting: str  # the point of the sweep
+    method: str = Field(max_length=_LONGEST_METHOD)  # the method as one writes it
+    setting: str = Field(max_length=_LONGEST_METHOD)  # the point of the sweep
     seed: int  # decides everything random
     experiment: dict[str, Any]  # the configuration; data is the site's own and not part of it
     version: str  # the server's fedbn
@@ -374,6 +375,9 @@ def job_of(order: Order, device: str | None = None, weights: Path | None = None)
     if "weights" in raw.get("model", {}):
         raw["model"] = {**raw["model"], "weights": _own_weights(weights, order)}
     experiment = checked(raw, held.file, held)
+    if long := next((spec for spec in experiment.methods if len(spec) > _LONGEST_METHOD), None):
+        most = f"expected at most {_LONGEST_METHOD:,} characters, got {len(long):,}"
+        raise ConfigError(f"method {long[:60]!r} ...: {most}")
     method = parse_method(order.method, {"mu": experiment.method.mu}, held)
     job = Job(method, Setting(order.setting, experiment), order.seed)
     check_job(job)

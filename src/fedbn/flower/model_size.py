@@ -23,7 +23,7 @@ from fedbn.experiments.sources import model_builder
 # A model of fedbn has fewer than a hundred modules; without a limit a list of a million layers
 # would take memory although each of them is tiny.
 _MOST_MODULES = 10_000
-_MEGABYTE = 1_000_000
+MEGABYTE = 1_000_000
 # What a model does with its arguments before it makes a layer: a loop, a list, a power of two.
 _LARGEST_ARGUMENT = 1_000_000
 _LONGEST_ARGUMENT = 1_000
@@ -72,7 +72,7 @@ def _check_arguments(value: Any, megabytes: int) -> None:
 def limited_model(megabytes: int) -> Iterator[None]:
     """Count the modules, parameters and outputs of models that are made and used meanwhile."""
     modules = parameters = 0
-    most = megabytes * _MEGABYTE
+    most = megabytes * MEGABYTE
 
     def see_module(_: nn.Module, __: str, child: nn.Module | None) -> None:
         nonlocal modules
@@ -111,7 +111,7 @@ def limited_model(megabytes: int) -> Iterator[None]:
 def _check_bytes(model: nn.Module, megabytes: int) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     found = sum(_bytes(t) for t in tensors if not nn.parameter.is_lazy(t))
-    if found > megabytes * _MEGABYTE:
+    if found > megabytes * MEGABYTE:
         raise _too_large(f"{found:,} bytes of parameters", megabytes)
 
 

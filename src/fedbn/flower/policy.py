@@ -8,7 +8,7 @@ How many sites take part in a round, and which, is the server's word: the policy
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -20,13 +20,12 @@ import fedbn.models
 from fedbn import registry
 from fedbn.core.federation import Client
 from fedbn.core.plan import Plan
-from fedbn.core.rule import Rule
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import checked, explained, read_toml
 from fedbn.experiments.sources import suggested_for
 from fedbn.flower.messages import Order
-from fedbn.flower.update_bounds import OPTIMIZERS, forbidden, undecided
+from fedbn.flower.update_bounds import OPTIMIZERS, class_weight_fault, forbidden, undecided
 from fedbn.methods import pieces_of
 
 _SHORTEST_HASH = 16
@@ -39,6 +38,10 @@ _TITLE = "# What this site allows. `fedbn federation join` reads it when it star
 
 class Forbidden(FedbnError):  # noqa: N818 - the name says what happened
     """The site's policy does not allow what was asked."""
+
+
+class ForbiddenByLabels(Forbidden):
+    """A refusal that depends on the labels of the site's samples: the server is not told why."""
 
 
 class Policy(BaseModel):
@@ -80,6 +83,9 @@ class Policy(BaseModel):
     round_scores: bool = Field(True, description="scores leave in steps of 1/sqrt(samples)")
     min_test_samples: int = Field(10, ge=1, description="samples behind a score, at least")
     max_model_mb: int = Field(512, ge=1, description="MB of a model's parameters, at most")
+    max_data_mb: int = Field(
+        2048, ge=1, description="MB of memory for samples as a contract shapes them, at most"
+    )
     sends: list[Literal["loss", "scores", "names"]] = Field(
         ["loss", "scores", "names"],
         description="numbers that go to the server; names: of columns, classes and categories",
@@ -110,7 +116,7 @@ class Policy(BaseModel):
 # Where everything runs on one machine for trying out: no site is another's.
 OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
-    max_model_mb=10**6,
+    max_model_mb=10**6, max_data_mb=10**6,
     methods=registry.names(fedbn.methods), bound_updates=False, approval=False,
     query_budget=False, round_scores=False, min_test_samples=1,
 )  # fmt: skip
@@ -202,15 +208,20 @@ def _check_update(policy: Policy, order: Order, plan: Plan, own: Client) -> None
         return
     if key := next(undecided(order.experiment), None):
         raise _forbidden(f"{key}, a key that it has no decision for", "bound_updates = true")
+    if reason := class_weight_fault(plan, own, policy.max_class_weight):
+        # "balanced" weighs by the site's own counts. A server that holds out other samples with
+        # every seed would read labels out of the refusals.
+        balanced = order.experiment.get("task", {}).get("class_weights") == "balanced"
+        kind = ForbiddenByLabels if balanced else Forbidden
+        raise kind(f"the site's policy forbids {reason}")
     round = order.round if order.kind == "train" else 0
-    reasons = forbidden(plan, own, policy.optimizers, policy.max_class_weight, round)
-    if reason := next(reasons, None):
+    if reason := next(forbidden(plan, own, policy.optimizers, round), None):
         raise Forbidden(f"the site's policy forbids {reason}")
 
 
 def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
     """Refuse a round that is too long; where another site's size asks for it, name that site."""
-    training, steps = plan.training, _steps(plan, own, plan.method.rules)
+    training, steps = plan.training, _steps(plan, own)
     most = policy.max_steps or _EPOCHS * len(training.sizes(len(own.train)))
     if steps <= most:
         return
@@ -220,13 +231,18 @@ def _check_steps(policy: Policy, plan: Plan, own: Client) -> None:
     raise _forbidden(f"{steps:,} batches a round{why}", f"max_steps = {most:,}")
 
 
-def _steps(plan: Plan, own: Client, rules: Sequence[Rule], epochs: int | None = None) -> int:
-    """Count a round's batches: a rule may train twice, and rules wrap each other."""
-    if not rules:
-        return plan.steps(own, epochs)
-    first = getattr(rules[0], "epochs", None) or epochs
-    asked = (first, epochs) if rules[0].several else (epochs,)
-    return sum(_steps(plan, own, rules[1:], one) for one in asked)
+def _steps(plan: Plan, own: Client) -> int:
+    """Count a round's batches: a rule may train twice, and rules wrap each other.
+
+    Trainings are counted by their epochs, because rules that wrap each other double them.
+    """
+    trainings: Counter[int | None] = Counter({None: 1})
+    for rule in plan.method.rules:
+        if rule.several:
+            asked = [(getattr(rule, "epochs", None) or e, n) for e, n in trainings.items()]
+            for epochs, count in asked:
+                trainings[epochs] += count
+    return sum(count * plan.steps(own, epochs) for epochs, count in trainings.items())
 
 
 def _bounded(policy: Policy, rule: str, found: int, what: str) -> None:

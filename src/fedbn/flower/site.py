@@ -22,7 +22,16 @@ from fedbn.core.plan import Plan
 from fedbn.core.randomness import with_validation
 from fedbn.core.state import entries, schema_hash
 from fedbn.data.checks import examine
-from fedbn.errors import ConfigError, DamagedRun, DataError, FedbnError, Misfit, Untrusted, reason
+from fedbn.errors import (
+    ConfigError,
+    DamagedRun,
+    DataError,
+    FedbnError,
+    Misfit,
+    TooMuchData,
+    Untrusted,
+    reason,
+)
 from fedbn.experiments.data_survey import SiteReport, report_of
 from fedbn.experiments.jobs import Job
 from fedbn.experiments.planner import plan_of
@@ -31,8 +40,13 @@ from fedbn.experiments.sources import alone
 from fedbn.flower import messages
 from fedbn.flower.approvals import Approvals, asked_by, contract_of
 from fedbn.flower.messages import Hello, Member, Order, digest, job_of
-from fedbn.flower.model_size import ModelTooLarge, check_model_size, limited_model
-from fedbn.flower.policy import Forbidden, check_order, check_runs
+from fedbn.flower.model_size import (
+    MEGABYTE,
+    ModelTooLarge,
+    check_model_size,
+    limited_model,
+)
+from fedbn.flower.policy import Forbidden, ForbiddenByLabels, check_order, check_runs
 from fedbn.flower.query_budget import check_length
 from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
@@ -68,8 +82,7 @@ class Site:
         try:
             desk = None if order.kind == "hello" else self._desk(order, job)
             plan = desk.plan if desk else self._plan(order, job)
-            self._allow(order, plan)
-            check_length(self.options.policy, job)
+            self._allow(order, job, plan)
         except Exception as error:
             if self._tells(order, error):
                 raise
@@ -110,8 +123,7 @@ class Site:
         plan = self._plan(order, job)
         yield True, self.hello(order, plan).text
         try:
-            self._allow(order, plan)
-            check_length(self.options.policy, job)
+            self._allow(order, job, plan)
             yield True, "the site's policy allows it"
         except FedbnError as error:
             yield False, str(error)
@@ -126,10 +138,11 @@ class Site:
         except ModelTooLarge as error:
             raise Forbidden(str(error)) from error
 
-    def _allow(self, order: Order, plan: Plan) -> None:
+    def _allow(self, order: Order, job: Job, plan: Plan) -> None:
         """Refuse what the policy forbids, and what no person at the site has approved."""
         options, policy = self.options, self.options.policy
         check_order(policy, order, plan, options.name)
+        check_length(policy, job)
         if options.folder is not None:
             check_runs(policy, options.folder, run_folder(options.folder, order).path)
         self._check_approval(order, plan)
@@ -145,6 +158,8 @@ class Site:
     def _tells(self, order: Order, error: Exception) -> bool:
         """Whether the server may hear what comes of its order, which tells of the data."""
         options, contract = self.options, contract_of(order)
+        if isinstance(error, ForbiddenByLabels) and options.policy.approval:
+            return False
         # Later orders name classes and shapes, and would be questions as a contract is.
         named = order.kind != "hello" or contract
         if not options.policy.approval or (isinstance(error, Forbidden) and not named):
@@ -158,10 +173,15 @@ class Site:
         return self._read(None)
 
     def _read(self, contract: ContractSection | None) -> Federation:
-        section = self.options.section
-        with _own_data(self.options.data):
-            found = alone(section.model_copy(update={"contract": contract}), self.options.name)
-            check_federation(found)
+        section = self.options.section.model_copy(update={"contract": contract})
+        most = self.options.policy.max_data_mb
+        try:
+            with _own_data(self.options.data):
+                found = alone(section, self.options.name, most * MEGABYTE)
+                check_federation(found)
+        except TooMuchData as error:
+            rule = f"max_data_mb = {most:,}"
+            raise Forbidden(f"the site's policy forbids {error} ({rule})") from error
         return found
 
     def _fitting(self, contract: ContractSection | None) -> Federation:

@@ -9,7 +9,7 @@ have the same size, and for Adam also where every batch trains weights of its ow
 differ in size are a matter of the data and of the weights that the server sends.
 
 `forbidden` examines the optimizer that is constructed, with the defaults of torch, the learning
-rates of all rounds, the rules of the method, class weights and BatchNorm.
+rates of all rounds, the rules of the method and BatchNorm. `class_weight_fault` examines the loss.
 `DECISIONS` has a decision for every key of the configuration. A key without one is forbidden.
 """
 
@@ -226,22 +226,18 @@ def undecided(experiment: Mapping[str, Any]) -> Iterator[str]:
         yield from (key for key in keys if key not in DECISIONS)
 
 
-def forbidden(
-    plan: Plan, own: Client, optimizers: Sequence[str], class_weight: float, round: int = 0
-) -> Iterator[str]:
+def forbidden(plan: Plan, own: Client, optimizers: Sequence[str], round: int = 0) -> Iterator[str]:
     """Yield what in a plan breaks the bound.
 
     Args:
         plan: The plan of one method and one seed.
         own: The client whose batches are counted.
         optimizers: The optimizers that the site allows.
-        class_weight: How much more one class may count than another.
         round: The round whose learning rate counts; 0 for all rounds.
     """
     training = plan.training
     yield from _rules(plan)
     yield from _statistics(plan)
-    yield from _class_weights(plan, own, class_weight)
     if training.optimizer not in optimizers:
         yield f"optimizer {training.optimizer} (optimizers = {list(optimizers)})"
         return
@@ -337,21 +333,22 @@ def _statistics(plan: Plan) -> Iterator[str]:
             )
 
 
-def _class_weights(plan: Plan, own: Client, most: float) -> Iterator[str]:
-    """Yield class weights that let a rare class stand out, of a loss that fedbn ships."""
+def class_weight_fault(plan: Plan, own: Client, most: float) -> str | None:
+    """Return what lets a rare class stand out in a loss that fedbn ships; None if nothing does."""
     if plan.task.loss_for is None:
-        return
+        return None
     weights = getattr(plan.loss(own), "keywords", {}).get("weights")
     if not isinstance(weights, Tensor):
-        return
+        return None
     # Where labels are weighed, what is not there counts 1.
     values = [float(weight) for weight in weights.flatten()]
     values += [1.0] if plan.task.name == "multilabel" else []
-    if max(values) > most * (1 + _ROUNDING) * min(values):
-        yield (
-            "class weights of which one is more than "
-            f"{most:g} times another at this site (max_class_weight = {most:g})"
-        )
+    if max(values) <= most * (1 + _ROUNDING) * min(values):
+        return None
+    return (
+        "class weights of which one is more than "
+        f"{most:g} times another at this site (max_class_weight = {most:g})"
+    )
 
 
 def _shares(plan: Plan, own: Client, rate: float) -> Iterator[str]:
