@@ -7,7 +7,6 @@ import itertools
 import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ import fedbn.core.method
 import fedbn.methods
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.local_training import ClientWork, batches, local_train
-from fedbn.core.method import proximal
+from fedbn.core.method import ProximalGradient
 from fedbn.core.plan import Plan, Training
 from fedbn.core.rule import Rule
 from fedbn.errors import ConfigError
@@ -63,7 +62,7 @@ def trained(training: Training, data: Split, steps: int, mu: float, **options: A
     model = nn.Linear(data.x.shape[1], 2, bias=False)
     nn.init.zeros_(model.weight)
     anchor = [model.weight.detach().clone()]
-    pull = partial(proximal(mu).add_gradient, [model.weight], anchor)
+    pull = ProximalGradient(mu, [model.weight], anchor)
     draws = torch.Generator().manual_seed(SEED)
     local_train(ClientWork(model, data, training, steps, draws, changes=[pull], **options))
     return model.weight.detach().double()
