@@ -172,7 +172,10 @@ def test_what_an_order_leaves_out_is_approved_with_its_default(
     whole = asked_at(bench, RAW, tmp_path)
     site = bench.site("plain", policy=Policy(), home=tmp_path)
     (order,) = server_app.orders(checked(RAW), "fed")
-    short = {key: order.experiment[key] for key in ("methods", "seeds", "training", "model")}
+    short = {
+        key: order.experiment[key]
+        for key in ("methods", "seeds", "training", "model", "evaluation")
+    }
     with pytest.raises(messages.NotYet, match=whole.hash[:16]):
         site.answer(messages.put(order.model_copy(update={"experiment": short})), RecordDict())
     assert values_of(whole)["training.last_batch"]
