@@ -71,11 +71,15 @@ def test_what_is_printed_is_what_every_command_delivers(
     best: Path, trained: tuple[Path, str], sites: Path
 ) -> None:
     assert kept(best) == [2, 4, 5]
-    (row,) = json.loads(trained[1])["rows"]
-    printed = {client: row["accuracy"][client]["mean"] for client in "ab"}
+    rows = {row["statistics"]: row["accuracy"] for row in json.loads(trained[1])["rows"]}
+    assert [*rows] == ["running", "batch"]
+    printed = {client: rows["running"][client]["mean"] for client in "ab"}
     assert min(printed.values()) > 50  # the last round's are below
     opened = fedbn.open_run(best)
     assert {c: 100 * v for c, v in opened.accuracy().items()} == printed
+    batch = {client: rows["batch"][client]["mean"] for client in "ab"}
+    assert {c: 100 * v for c, v in opened.scores(statistics="batch").items()} == batch
+    assert opened.scored_round(statistics="batch") == 2  # the weights of the reported round
     matrix = json.loads(call("evaluate", best, "--resamples", 2, "--json").out)
     for client in "ab":
         assert 100 * matrix["values"]["accuracy"][client][client][0] == printed[client]

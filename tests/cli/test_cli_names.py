@@ -27,15 +27,15 @@ LISTS = ("methods", "task.metrics", "evaluation.metrics")
 PLAIN_TEXT = {
     "checkpoint.every", "data.contract.classes", "data.contract.columns.name",
     "data.contract.columns.unit", "data.contract.columns.values", "data.contract.dtype",
-    "data.contract.label",
-    "data.contract.missing", "data.contract.normalize", "data.contract.task", "data.partition",
-    "data.path", "engine", "evaluation.clients", "evaluation.report", "model.args", "model.fresh",
-    "model.transform", "model.weights", "quick", "reproduce.against", "reproduce.by",
-    "reproduce.cost.paper", "reproduce.cost.quick", "reproduce.figures", "reproduce.needs",
-    "reproduce.options", "reproduce.paper", "reproduce.place", "reproduce.without", "sweep",
-    "task.class_weights", "training.amp", "training.batch_size", "training.device",
-    "training.last_batch", "training.optimizer", "training.optimizer_args", "training.schedule",
-    "training.schedule_args", "training.unequal", "training.weighting",
+    "data.contract.label", "data.contract.missing", "data.contract.normalize", "data.contract.task",
+    "data.partition", "data.path", "engine", "evaluation.clients", "evaluation.final_statistics",
+    "evaluation.report", "evaluation.statistics", "model.args", "model.fresh", "model.transform",
+    "model.weights", "quick", "reproduce.against", "reproduce.by", "reproduce.cost.paper",
+    "reproduce.cost.quick", "reproduce.figures", "reproduce.needs", "reproduce.options",
+    "reproduce.paper", "reproduce.place", "reproduce.without", "sweep", "task.class_weights",
+    "training.amp", "training.batch_size", "training.device", "training.last_batch",
+    "training.optimizer", "training.optimizer_args", "training.schedule", "training.schedule_args",
+    "training.unequal", "training.weighting",
 }  # fmt: skip
 
 OWN = """

@@ -189,10 +189,14 @@ def test_a_pipe_gets_the_table_and_nothing_else(
     asked = ("--model", "talks:Net", "--rounds", 1, "--seed", 0, "--method", "fedbn", "--out", "o")
     answer = call("run", "--data", data, *asked, cwd=tmp_path, tty=True)
     assert answer.code == 0, answer.err
-    head, row = _PIPE[-1].getvalue().splitlines()
+    printed = _PIPE[-1].getvalue()
+    head, running, batch, *sentences = printed.splitlines()
     assert head.startswith("test accuracy, %")
-    assert row.startswith("fedbn ")
-    assert "\x1b" not in head + row
+    assert running.startswith("fedbn ")
+    assert batch.startswith("fedbn, batch statistics ")
+    assert all("statistics" in sentence for sentence in sentences)
+    assert "\x1b" not in printed
+    assert "said" not in printed
     assert "said" in answer.err
 
 

@@ -36,8 +36,9 @@ def test_a_run_with_a_client_rejected_in_every_round_is_saved_and_ends_with_5(
         "every update of c was rejected (fedavg seed 0): it has no score"
         in answer.err.splitlines()[-1]
     )
-    (row,) = json.loads(answer.out)["rows"]
-    assert row["accuracy"].keys() == {"a", "b"}  # and no mean of the others
+    rows = json.loads(answer.out)["rows"]
+    assert [row["statistics"] for row in rows] == ["running", "local", "batch"]
+    assert all(row["accuracy"].keys() == {"a", "b"} for row in rows)  # no mean of the others
     assert max(record["round"] for record in records(tmp_path / "out" / "metrics.jsonl")) == 2
     finished = bits(tmp_path / "out")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from fedbn.core.statistics_kinds import STATISTICS_KINDS
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import (
     checked,
@@ -60,6 +61,7 @@ def _spoilt(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
         return raw
 
 
+KINDS = st.lists(st.sampled_from([*STATISTICS_KINDS, "pooled"]), max_size=3)
 LEGAL: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "training": {
         "rounds": st.integers(1, 9),
@@ -86,6 +88,8 @@ LEGAL: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "validation": st.floats(0, 0.9),
         "report": st.sampled_from(["last", "best"]),
         "metrics": st.lists(st.sampled_from(["auroc", "aurok"]), max_size=2),
+        "statistics": KINDS,
+        "final_statistics": KINDS | st.just("auto"),
     },
 }
 SWEPT = {

@@ -32,7 +32,14 @@ def test_the_saved_configuration_means_the_same_jobs(
     asked = ("--rounds", 2, "--seed", 0, "--method", "fedbn", "--set", sweep)
     answer = call("run", *data, *asked, "--workers", 1, "--out", "run", cwd=tmp_path)
     assert answer.code == 0, answer.err
-    assert len(answer.out.splitlines()) == 3
+    variants = (
+        ["local_steps=1", "local_steps=2"] if "steps" in sweep else ["path=sites", "path=others"]
+    )
+    head, *rows = answer.out.splitlines()[:5]
+    assert head.startswith("test accuracy, % ")
+    for variant, running, batch in zip(variants, rows[::2], rows[1::2], strict=True):
+        assert running.startswith(f"fedbn ({variant}) ")
+        assert batch.startswith(f"fedbn ({variant}), batch statistics ")
     whole = bits(tmp_path / "run")
     for last in tmp_path.glob("run/checkpoints/*/*/*/round-000002"):
         shutil.rmtree(last)
@@ -117,9 +124,13 @@ def test_a_mu_is_chosen_on_validation_data(sites: Path, tmp_path: Path) -> None:
     asked += ("--set", "method.mu=[0.01, 100]", "--set", "evaluation.validation=0.25")
     answer = call("run", "--data", sites, *SMALL, *asked)
     assert answer.code == 0
-    _, fedavg, fedprox, remark = answer.out.splitlines()
-    assert fedavg.startswith("fedavg ")
-    assert fedprox.startswith(("fedprox (mu=0.01)", "fedprox (mu=100)"))
+    _, *rows = answer.out.splitlines()[:7]
+    chosen = "fedprox (mu=0.01)" if rows[3].startswith("fedprox (mu=0.01)") else "fedprox (mu=100)"
+    kinds = ["", ", local statistics", ", batch statistics"]
+    names = [method + kind for method in ("fedavg", chosen) for kind in kinds]
+    for row, name in zip(rows, names, strict=True):
+        assert row.startswith(f"{name} ")
+    (remark,) = (line for line in answer.out.splitlines() if "chosen on" in line)
     assert "chosen on validation data from mu=0.01, mu=100" in remark
     assert {f.name for f in (tmp_path / "out/checkpoints/fedprox").iterdir()} == {
         "mu=0.01",
@@ -149,7 +160,7 @@ def test_a_method_with_server_memory_resumes(sites: Path, tmp_path: Path) -> Non
     assert call("run", "--data", sites, *asked, "--out", tmp_path / "out").code == 0
     whole = bits(tmp_path / "out")
     last = newest(tmp_path / "out", "fedbn+adam")
-    assert checkpoints.Checkpoint(last).section("server")
+    assert checkpoints.Checkpoint(last).section("optimizer")
     shutil.rmtree(last)
     assert call("resume", tmp_path / "out").code == 0
     assert bits(tmp_path / "out") == whole
