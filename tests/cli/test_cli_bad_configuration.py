@@ -54,6 +54,18 @@ SET = {
     "patience without validation": ("training.patience=3", "set evaluation.validation"),
     "unknown further metric": ('evaluation.metrics=["aurok"]', "did you mean 'auroc'?"),
     "unknown weighting": ("training.weighting=equal", "training.weighting = 'equal'"),
+    "unknown statistics": (
+        'evaluation.statistics=["running", "exakt"]',
+        "evaluation.statistics.1 = 'exakt'",
+    ),
+    "no running statistics": (
+        'evaluation.statistics=["exact"]',
+        "statistics: expected 'running' among them",
+    ),
+    "one kind of statistics twice": (
+        'evaluation.final_statistics=["batch", "batch"]',
+        "final_statistics: ['batch', 'batch'] names one twice",
+    ),
     "choosing without validation": ("method.mu=[0.1, 1]", "set evaluation.validation"),
     "best without validation": ("evaluation.report=best", "set evaluation.validation"),
     "a validation share that holds nothing out": (

@@ -121,8 +121,15 @@ def test_a_client_that_cannot_be_scored_has_no_number_and_there_is_no_mean(
     answer = call("run", "--data", sites, *asked, *ASKED, cwd=tmp_path)
     assert answer.code == 0
     assert "round 1: b: cannot be scored" in answer.err
-    head, row = answer.out.splitlines()
-    assert dict(zip(head.split()[3:], row.split()[1:], strict=True)).get("mean", "–") == "–"
+    head, running, batch, *sentences = answer.out.splitlines()
+    assert head.split()[3:] == ["a", "b", "mean"]
+    for row, name in ((running, "fedbn "), (batch, "fedbn, batch statistics ")):
+        a, *others = row.removeprefix(name).split()
+        assert 0 <= float(a) <= 100
+        assert others == ["–", "–"]
+    assert "running statistics of b" not in answer.err  # both rounds said so already
+    said = "batch statistics of b: ModelError: the model fails: KeyError: 'scoring'"
+    assert said in "\n".join(sentences)
 
 
 def test_the_update_of_a_client_that_fails_changes_nothing(sites: Path, tmp_path: Path) -> None:

@@ -110,3 +110,15 @@ def test_a_run_that_grows_loses_the_evaluation_of_its_old_end(
     assert answer.code == 0, answer.err
     others = [r for r in records(finished / "metrics.jsonl") if r["statistics"] != "running"]
     assert {r["round"] for r in others} == {5}
+
+
+def test_a_run_without_the_statistics_that_it_asks_for_is_finished(
+    sites: Path, tmp_path: Path
+) -> None:
+    """FedBN's statistics are the client's own already: there are no other local ones."""
+    asked = ("--method", "fedbn", "--set", 'evaluation.final_statistics=["local"]')
+    out = tmp_path / "out"
+    answer = call("run", "--data", sites, *asked, "--rounds", 2, "--seed", 0, "--out", out)
+    assert answer.code == 0, answer.err
+    assert {r["statistics"] for r in records(out / "metrics.jsonl")} == {"running"}
+    assert call("resume", out).err.endswith("was finished already; nothing to do\n")

@@ -342,6 +342,8 @@ class EmbeddedEngine:
 
     def finish(self, state: RunState, reported: RunState, early: EarlyStop | None = None) -> Round:
         """Score the reported round with every kind of BatchNorm statistics that is asked for."""
+        if self.plan.final_statistics == ():
+            return Round(state)
         return self.evaluate(state, reported, self.plan.scored_statistics(final=True))
 
     def evaluate(
@@ -349,19 +351,17 @@ class EmbeddedEngine:
     ) -> Round:
         """Score one round with some kinds of BatchNorm statistics; its rounds are all done.
 
-        Scores with running statistics are not recorded again where the round has them.
+        Scores that the round has already are not recorded again, and their faults not reported.
         """
-        if not kinds:
-            return Round(state)
         records: list[Record] = []
         notes: list[str] = []
         outcomes: dict[tuple[StatisticsKind, str, str], Tensor] = {}
         for kind in kinds:
             scores, faults, found = self._scored_with(self._clients, reported, kind)
-            notes += faults
             outcomes |= found
             if kind not in self.plan.scored_statistics():
                 records += scores
+                notes += faults
         return Round(state, records, notes, final=FinalEvaluation(reported.round, kinds, outcomes))
 
     def _scored_with(

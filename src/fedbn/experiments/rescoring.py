@@ -88,7 +88,9 @@ def _evaluate(
     note: Callable[[str], None],
 ) -> Round:
     """Score the reported round of one job."""
-    plan = replace(planner.plan(job), final_statistics=None if kinds is None else tuple(kinds))
+    plan = replace(
+        planner.plan(job), final_statistics=None if kinds is None else tuple(dict.fromkeys(kinds))
+    )
     asked = plan.scored_statistics(final=True)
     found = reached(job, folder, initial_state(plan))
     assert found is not None

@@ -268,6 +268,19 @@ class EvaluationSection(Section):
         [], description="metrics by name, or module:callable, beside those of the task"
     )
 
+    @model_validator(mode="after")
+    def _kinds_fit(self) -> EvaluationSection:
+        if "running" not in self.statistics:
+            raise ValueError(
+                f"statistics: expected 'running' among them, because scores with running "
+                f"statistics choose the best round; got {self.statistics}"
+            )
+        for key in ("statistics", "final_statistics"):
+            kinds = getattr(self, key)
+            if kinds != "auto" and len(set(kinds)) < len(kinds):
+                raise ValueError(f"{key}: {kinds} names one twice")
+        return self
+
 
 class CheckpointSection(Section):
     """`[checkpoint]`: how often finished rounds are put on disk."""
