@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from commanding import Terminal, call, write_sites
+from fedbn.cli.federation_run import _numbers
 from fedbn.cli.live_view import LiveView, Pen, Picture
 from fedbn.cli.progress import Lines
 from fedbn.cli.training import make_progress
@@ -40,6 +41,12 @@ def round_of(job: tuple[str, str, int], scores: dict[str, float], round: int = 1
     records = [record(value, client, method=job[0]) for client, value in scores.items()]
     records += [{**one, "value": 1.0, "statistics": "exact"} for one in records]  # not shown
     return Event("round", job, round, 4, records=records)
+
+
+def test_the_line_of_a_federation_s_round_has_running_statistics_alone() -> None:
+    assert _numbers(round_of(JOB, {"a": 0.5, "b": 0.25})) == (
+        "a 50.0 % after round 1, b 25.0 % after round 1"
+    )
 
 
 def test_before_the_run_begins() -> None:
