@@ -23,8 +23,9 @@ from benchmarks.measuring import Row, interleaved, machine, roofline, seconds
 from fedbn.core.aggregation import mean_of
 from fedbn.core.engine import cores
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.rounds import RunState, initial_state, run_round
+from fedbn.core.training import Training
 from fedbn.errors import unknown
 from fedbn.fast import make_crew
 from fedbn.fast.allocator import keep_freed_memory

@@ -182,7 +182,8 @@ import sys, tempfile, time
 from functools import partial
 from pathlib import Path
 from benchmarks.bench import vectors
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
+from fedbn.core.training import Training
 from fedbn.experiments.runner import Writer, run_plan
 from fedbn.methods.paper import fedbn
 from fedbn.models.networks import mlp

@@ -8,9 +8,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.bench import pictures
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import initial_state, train_client
+from fedbn.core.training import Training
 from fedbn.fast.allocator import keep_freed_memory
 from fedbn.methods.paper import fedbn
 from fedbn.models.networks import digit_cnn

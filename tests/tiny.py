@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.method import Method
 from fedbn.core.packing import Pack
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import Outcome, RunState, Train, initial_state, run_round, train_client
+from fedbn.core.training import Training
 
 
 def vectors(n: int, scale: float, seed: int) -> Split:

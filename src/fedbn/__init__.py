@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from fedbn.core.method import Method as Method, Penalty as Penalty, proximal as proximal
     from fedbn.core.metric import Metric as Metric
-    from fedbn.core.plan import Plan as Plan, Training as Training
+    from fedbn.core.plan import Plan as Plan
     from fedbn.core.rounds import RunState as RunState
     from fedbn.core.rule import (
         ClientRound as ClientRound,
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         split as split,
     )
     from fedbn.core.task import Task as Task
+    from fedbn.core.training import Training as Training
     from fedbn.errors import FedbnError as FedbnError
     from fedbn.exchange_audit import Audit as Audit, audit as audit
     from fedbn.flower import keep_local as keep_local

@@ -14,12 +14,12 @@ from fedbn import methods, models, registry
 from fedbn.core.federation import Split
 from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.method import Method
-from fedbn.core.plan import Training
 from fedbn.core.replica import Replica
 from fedbn.core.rounds import initial_state
 from fedbn.core.rule import ROUNDS
 from fedbn.core.selectors import module_paths
 from fedbn.core.state import entries
+from fedbn.core.training import Training
 from fedbn.experiments.runner import run_plan as run
 from fedbn.methods import PARTS, parse_method
 from fedbn.models.networks import mlp

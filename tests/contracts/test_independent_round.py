@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedbn.core.federation import Client, Federation
 from fedbn.core.local_training import batches
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
 from fedbn.core.rounds import RunState, select_clients
+from fedbn.core.training import Training
 from fedbn.experiments.runner import run_plan
 from fedbn.methods import paper, parse_method
 from fedbn.models.networks import mlp

@@ -23,8 +23,9 @@ from torch import nn
 
 from fedbn.core.federation import Client, Federation, Split, Targets
 from fedbn.core.method import Method
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.task import Task
+from fedbn.core.training import Training
 from fedbn.experiments.runner import run_plan as run
 from fedbn.methods.paper import fedavg, fedbn, fedprox, silobn
 

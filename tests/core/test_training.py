@@ -20,9 +20,9 @@ from fedbn.core.local_training import (
     make_optimizer,
 )
 from fedbn.core.method import Proximal
-from fedbn.core.plan import Training
 from fedbn.core.scoring import evaluate
 from fedbn.core.task import CLASSIFICATION, measure
+from fedbn.core.training import Training
 from fedbn.errors import ModelError
 from fedbn.experiments.schema import TrainingSection
 from fedbn.methods.paper import fedavg

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedbn
-from fedbn.core.plan import Training
 from fedbn.core.rounds import initial_state, run_round
 from fedbn.core.schedule import rates, schedulers
+from fedbn.core.training import Training
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.planner import device_of, training_of

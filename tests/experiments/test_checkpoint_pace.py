@@ -13,8 +13,9 @@ import torch
 
 from fedbn.core.engine import EmbeddedEngine, OneByOne, Round
 from fedbn.core.metric import ACCURACY
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.rounds import RunState, initial_state, record
+from fedbn.core.training import Training
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import Event, to_all

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fedbn.core.statistics_kinds import STATISTICS_KINDS
+from fedbn.core.training import Training
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import (
     checked,
@@ -18,7 +20,8 @@ from fedbn.experiments.configuration import (
     with_settings,
 )
 from fedbn.experiments.jobs import Job, jobs
-from fedbn.experiments.planner import Planner
+from fedbn.experiments.planner import Planner, training_of
+from fedbn.experiments.schema import TrainingSection
 from limits import a_gigabyte
 from tiny import federation
 
@@ -172,3 +175,12 @@ def test_any_setting_is_an_error_of_ours_or_a_configuration(text: str, before: s
 def test_any_text_is_toml_or_a_value_error(text: str) -> None:
     with suppress(ValueError, RecursionError):
         assert isinstance(parsed(text), dict)
+
+
+def test_training_has_one_set_of_options_and_defaults() -> None:
+    """The configuration adds one way to say the length, and nothing else."""
+    section, training = TrainingSection(), Training()
+    assert TrainingSection.model_fields.keys() - {"epochs"} == {f.name for f in fields(Training)}
+    for field in fields(Training):
+        assert getattr(section, field.name) == getattr(training, field.name), field.name
+    assert training_of(section) == training

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedbn.core.federation import Federation, Split
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, select_clients
+from fedbn.core.training import Training
 from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import jobs

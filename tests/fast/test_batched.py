@@ -10,10 +10,11 @@ from torch import nn
 
 from fedbn.core.engine import OneByOne
 from fedbn.core.federation import Federation, Split
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, Rejection, RunState, initial_state, run_round
 from fedbn.core.selectors import local
 from fedbn.core.task import CLASSIFICATION
+from fedbn.core.training import Training
 from fedbn.experiments.runner import Memory, run_plan as run
 from fedbn.fast.stacked_models import unstackable
 from fedbn.fast.stacked_training import ROW_BY_ROW, Stacks, stack_size, unbatchable

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedbn.core.federation import Client, Federation, Split
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.replica import PLAIN
 from fedbn.core.rounds import RunState, initial_state
+from fedbn.core.training import Training
 from fedbn.experiments.runner import run_plan
 from fedbn.fast import chosen, speedups
 from fedbn.methods.paper import fedbn

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from fedbn.core.federation import Split
 from fedbn.core.local_training import ClientWork, Passes, local_train
 from fedbn.core.method import Proximal, ProximalGradient, proximal
-from fedbn.core.plan import Training
 from fedbn.core.rule import Term
+from fedbn.core.training import Training
 from fedbn.experiments.runner import run_plan
 from fedbn.fast import channels_last, weight_gradients as asides
 from fedbn.fast.weight_gradients import IdleCores, OverlappedPasses, plain_steps

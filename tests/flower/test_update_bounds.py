@@ -21,8 +21,9 @@ import fedbn.methods
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.local_training import ClientWork, batches, local_train
 from fedbn.core.method import ProximalGradient
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.rule import Rule
+from fedbn.core.training import Training
 from fedbn.errors import ConfigError
 from fedbn.experiments.planner import training_of
 from fedbn.experiments.schema import Experiment, TrainingSection
@@ -40,6 +41,12 @@ from fedbn.flower.update_bounds import (
     group_of,
 )
 from fedbn.methods import parse_method
+
+
+def one_round(**options: Any) -> Training:
+    """Return a training of one round with batches of 32 unless said otherwise."""
+    return Training(**{"rounds": 1, "batch_size": 32, **options})
+
 
 ALLOWED = list(OPTIMIZERS)
 SEED = 3
@@ -142,7 +149,7 @@ def settings(name: str) -> Iterator[tuple[Training, int, float]]:
         for lr in (1e-3, 1e-2, most.high) if args["weight_decay"] or mu else (most.high,):
             count, batch, last = shape
             own = {"batch_size": batch, "last_batch": last, "lr": lr}
-            yield Training(optimizer=name, optimizer_args=args, **own), count, mu
+            yield one_round(optimizer=name, optimizer_args=args, **own), count, mu
 
 
 def shares(training: Training, count: int, mu: float) -> Iterator[tuple[Tensor, Tensor]]:
@@ -173,7 +180,7 @@ def test_the_last_batch_has_at_most_twice_its_share_at_the_corners(name: str) ->
 
 
 def attack(optimizer: str, lr: float, **args: Any) -> Training:
-    return Training(
+    return one_round(
         batch_size=4, last_batch="keep", lr=lr, optimizer=optimizer, optimizer_args=args
     )
 
@@ -199,7 +206,7 @@ def test_attacks_leave_the_last_batch_alone_and_are_forbidden(
 
 def share_of_last(name: str, size: float) -> float:
     """Return the last of twenty batches' share, where its gradients have another size."""
-    training = Training(batch_size=4, last_batch="keep", lr=0.01, optimizer=name)
+    training = one_round(batch_size=4, last_batch="keep", lr=0.01, optimizer=name)
     order = batches_of(training, 80)
     inputs = torch.zeros(80, len(order))
     for number, batch in enumerate(order):
@@ -223,14 +230,14 @@ def test_under_adam_a_batch_of_small_gradients_has_the_same_share_and_no_more(na
 
 
 def test_radam_lets_the_first_batch_stand_out() -> None:
-    training = Training(batch_size=4, lr=0.01, optimizer="RAdam")
+    training = one_round(batch_size=4, lr=0.01, optimizer="RAdam")
     assert relative(measured_together(training, 164), training.sizes(164))[0] > ANY_BATCH
     assert refused(training) == [f"optimizer RAdam (optimizers = {ALLOWED})"]
 
 
 def test_a_crafted_correction_lets_the_last_batch_alone_train() -> None:
     """Why the default policy does not allow SCAFFOLD: its correction comes from the server."""
-    training = Training(batch_size=4, last_batch="keep", lr=0.01)
+    training = one_round(batch_size=4, last_batch="keep", lr=0.01)
     order = batches_of(training, 80)
     inputs = torch.zeros(80, len(order))
     for number, batch in enumerate(order):
@@ -290,16 +297,16 @@ def refused(training: Training, method: str = "fedavg", count: int = 82) -> list
 
 
 STANDARD = [
-    Training(lr=0.01),
-    Training(lr=0.1, optimizer_args={"momentum": 0.9, "weight_decay": 5e-4}),
-    Training(lr=0.1, optimizer_args={"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
-    Training(lr=1e-3, optimizer="Adam"),
-    Training(lr=1e-3, optimizer="Adam", optimizer_args={"amsgrad": True, "eps": 1e-7}),
-    Training(lr=1e-3, optimizer="AdamW"),
-    Training(lr=3e-4, optimizer="AdamW", optimizer_args={"betas": [0.9, 0.95]}),
-    Training(lr=0.1, rounds=50, schedule="CosineAnnealingLR"),
-    Training(lr=0.1, rounds=50, schedule="StepLR", schedule_args={"step_size": 20}),
-    Training(lr=0.01, clip_norm=1.0),
+    one_round(lr=0.01),
+    one_round(lr=0.1, optimizer_args={"momentum": 0.9, "weight_decay": 5e-4}),
+    one_round(lr=0.1, optimizer_args={"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
+    one_round(lr=1e-3, optimizer="Adam"),
+    one_round(lr=1e-3, optimizer="Adam", optimizer_args={"amsgrad": True, "eps": 1e-7}),
+    one_round(lr=1e-3, optimizer="AdamW"),
+    one_round(lr=3e-4, optimizer="AdamW", optimizer_args={"betas": [0.9, 0.95]}),
+    one_round(lr=0.1, rounds=50, schedule="CosineAnnealingLR"),
+    one_round(lr=0.1, rounds=50, schedule="StepLR", schedule_args={"step_size": 20}),
+    one_round(lr=0.01, clip_norm=1.0),
 ]
 
 
@@ -312,39 +319,39 @@ def test_standard_settings_are_allowed_over_many_epochs(training: Training) -> N
     "method", ["fedprox(0.01)", "fedprox(1)", "feddyn", "ditto", "scaffold", "fedavg+ditto(5)"]
 )
 def test_shipped_rules_are_allowed_with_their_usual_numbers(method: str) -> None:
-    assert refused(Training(batch_size=16, last_batch="merge", lr=0.01), method) == []
+    assert refused(one_round(batch_size=16, last_batch="merge", lr=0.01), method) == []
 
 
 @pytest.mark.parametrize(
     ("training", "method", "reason"),
     [
-        (Training(optimizer_args={"maximize": True}), "fedavg", "SGD with maximize = True"),
-        (Training(optimizer_args={"momentum": 1.5}), "fedavg", "SGD with momentum = 1.5"),
-        (Training(optimizer_args={"momentum": True}), "fedavg", "SGD with momentum = True"),
-        (Training(optimizer_args={"weight_decay": 10**400}), "fedavg", "SGD with weight_decay"),
-        (Training(lr=1.5), "fedavg", "a learning rate of 1.5 in round 1"),
-        (Training(lr=float("nan")), "fedavg", "a learning rate of nan in round 1"),
-        (Training(lr=0.2, optimizer="Adam"), "fedavg", "a learning rate of 0.2 in round 1"),
+        (one_round(optimizer_args={"maximize": True}), "fedavg", "SGD with maximize = True"),
+        (one_round(optimizer_args={"momentum": 1.5}), "fedavg", "SGD with momentum = 1.5"),
+        (one_round(optimizer_args={"momentum": True}), "fedavg", "SGD with momentum = True"),
+        (one_round(optimizer_args={"weight_decay": 10**400}), "fedavg", "SGD with weight_decay"),
+        (one_round(lr=1.5), "fedavg", "a learning rate of 1.5 in round 1"),
+        (one_round(lr=float("nan")), "fedavg", "a learning rate of nan in round 1"),
+        (one_round(lr=0.2, optimizer="Adam"), "fedavg", "a learning rate of 0.2 in round 1"),
         (
-            Training(optimizer="Adam", optimizer_args={"weight_decay": 0.1}),
+            one_round(optimizer="Adam", optimizer_args={"weight_decay": 0.1}),
             "fedavg",
             "Adam with weight_decay = 0.1 (allowed: 0; use AdamW)",
         ),
-        (Training(optimizer="AdamW", lr=0.01), "fedprox(0.01)", "AdamW with a pull"),
-        (Training(optimizer="Muon", lr=0.01), "fedavg", "optimizer Muon"),
-        (Training(lr=0.01), "fedprox(1e9)", "steps that undo 1e+07 of others"),
+        (one_round(optimizer="AdamW", lr=0.01), "fedprox(0.01)", "AdamW with a pull"),
+        (one_round(optimizer="Muon", lr=0.01), "fedavg", "optimizer Muon"),
+        (one_round(lr=0.01), "fedprox(1e9)", "steps that undo 1e+07 of others"),
         (
-            Training(lr=0.01, batch_size=4, last_batch="keep"),
+            one_round(lr=0.01, batch_size=4, last_batch="keep"),
             "fedprox(0.5)+prox(9)",
             "the last batch with 4.44 times",
         ),
         (
-            Training(lr=0.01, rounds=3, schedule="ExponentialLR", schedule_args={"gamma": 1e4}),
+            one_round(lr=0.01, rounds=3, schedule="ExponentialLR", schedule_args={"gamma": 1e4}),
             "fedavg",
             "a learning rate of 100 in round 2",
         ),
         (
-            Training(
+            one_round(
                 lr=0.01,
                 rounds=9,
                 schedule="MultiStepLR",
@@ -354,7 +361,7 @@ def test_shipped_rules_are_allowed_with_their_usual_numbers(method: str) -> None
             "a learning rate of 10 in round 9",
         ),
         (
-            Training(
+            one_round(
                 lr=1e-9,
                 rounds=9,
                 schedule="OneCycleLR",
@@ -363,8 +370,8 @@ def test_shipped_rules_are_allowed_with_their_usual_numbers(method: str) -> None
             "fedavg",
             "a learning rate of",
         ),
-        (Training(batch_size=32, last_batch="keep"), "fedavg", ""),
-        (Training(batch_size=40, last_batch="keep"), "fedavg", "the last batch with 13.7 times"),
+        (one_round(batch_size=32, last_batch="keep"), "fedavg", ""),
+        (one_round(batch_size=40, last_batch="keep"), "fedavg", "the last batch with 13.7 times"),
     ],
 )
 def test_settings_outside_the_bound_are_named(training: Training, method: str, reason: str) -> None:
@@ -373,7 +380,7 @@ def test_settings_outside_the_bound_are_named(training: Training, method: str, r
 
 
 def test_a_kept_remainder_that_breaks_the_bound_names_merge() -> None:
-    kept = Training(batch_size=40, last_batch="keep")
+    kept = one_round(batch_size=40, last_batch="keep")
     assert "training.last_batch = 'merge'" in refused(kept)[0]
     assert refused(replace(kept, last_batch="merge")) == []
 
@@ -390,7 +397,7 @@ def test_an_added_optimizer_has_torchs_default_arguments_only() -> None:
 
 @pytest.mark.parametrize("momentum", [1.0, 0.5, -1.0])
 def test_batchnorm_that_keeps_the_last_batch_alone_is_not_shared(momentum: float) -> None:
-    training = Training(batch_size=16, last_batch="merge")
+    training = one_round(batch_size=16, last_batch="merge")
 
     def model() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(1, momentum=momentum), nn.Linear(1, 2))

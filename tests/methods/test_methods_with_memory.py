@@ -16,10 +16,11 @@ from torch import Tensor
 import independent_methods as by_hand
 from fedbn.core.federation import Client, Federation
 from fedbn.core.local_training import batches
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.randomness import generator
 from fedbn.core.rounds import Outcome, Rejection, RunState, initial_state, run_round
 from fedbn.core.state import Kind, entries
+from fedbn.core.training import Training
 from fedbn.methods import parse_method
 from fedbn.models.networks import mlp
 from fedbn.runs import checkpoints

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedbn.core.federation import AnySplit
-from fedbn.core.plan import Training
 from fedbn.core.rule import Change, Term, Trained
 from fedbn.core.state import is_batchnorm
 from fedbn.core.task import CLASSIFICATION, Loss
+from fedbn.core.training import Training
 from fedbn.errors import ModelError
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -116,9 +116,6 @@ def proximal(mu: float = 0.01) -> Proximal:
     if not 0 <= mu < float("inf"):
         raise ConfigError(f"mu = {mu!r} of the proximal term: legal are finite numbers >= 0")
     return Proximal(float(mu))
-
-
-Weighting = Literal["uniform", "examples"]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from torch import nn
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Federation, Split
 from fedbn.core.findings import Detail, check_federation
-from fedbn.core.plan import Plan, Training, named, remarks
+from fedbn.core.plan import Plan, named, remarks
 from fedbn.core.randomness import with_validation
+from fedbn.core.training import Training
 from fedbn.data.python_data import augmented_validation
 from fedbn.errors import ConfigError, unknown
 from fedbn.experiments import sources

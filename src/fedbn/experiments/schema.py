@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedbn.core.statistics_kinds import StatisticsKind
+from fedbn.core.training import Training
 from fedbn.registry import UNKNOWN, Held
 
 
@@ -73,45 +74,72 @@ class Section(BaseModel):
         return self._held
 
 
+_DEFAULT = Training()
+
+
 class TrainingSection(Section):
     """`[training]`: how clients train and how rounds are made of it."""
 
-    rounds: int = Field(40, ge=1, le=1_000_000, description="communication rounds")
+    rounds: int = Field(_DEFAULT.rounds, ge=1, le=1_000_000, description="communication rounds")
     epochs: int | None = Field(
         None, ge=1, le=1_000_000, description="epochs in all, the paper's T, in place of rounds"
     )
-    local_epochs: int = Field(1, ge=1, le=100_000, description="passes a round, the paper's E")
-    local_steps: int | None = Field(None, ge=1, description="batches a round, in place of epochs")
+    local_epochs: int = Field(
+        _DEFAULT.local_epochs, ge=1, le=100_000, description="passes a round, the paper's E"
+    )
+    local_steps: int | None = Field(
+        _DEFAULT.local_steps, ge=1, description="batches a round, in place of epochs"
+    )
     batch_size: Annotated[int | Literal["full"], BeforeValidator(_count_or("full"))] = Field(
-        16, description="samples a batch, the paper's B, or 'full'"
+        _DEFAULT.batch_size or "full", description="samples a batch, the paper's B, or 'full'"
     )
     last_batch: Literal["keep", "merge", "drop"] = Field(
-        "merge",
+        _DEFAULT.last_batch,
         description="samples left over after a pass: joined to the batch before, kept, or left out",
     )
-    optimizer: str = Field("SGD", description="name of a class in torch.optim")
-    optimizer_args: dict[str, Any] = Field({}, description="its arguments beside lr")
-    lr: float = Field(0.01, gt=0, description="learning rate of the clients")
-    unequal: Literal["own", "repeat"] = Field(
-        "own", description="clients of unequal size: train on what they have, or repeat samples"
+    optimizer: str = Field(_DEFAULT.optimizer, description="name of a class in torch.optim")
+    optimizer_args: dict[str, Any] = Field(
+        dict(_DEFAULT.optimizer_args), description="its arguments beside lr"
     )
-    weighting: Literal["uniform", "examples"] = Field("uniform", description="weight in a mean")
-    max_share: float = Field(1.0, gt=0, le=1, description="most of the weights one client may have")
-    participation: float = Field(1.0, gt=0, le=1, description="share of clients a round")
-    min_clients: int = Field(1, ge=1, description="fewer usable updates end the run")
+    lr: float = Field(_DEFAULT.lr, gt=0, description="learning rate of the clients")
+    unequal: Literal["own", "repeat"] = Field(
+        _DEFAULT.unequal,
+        description="clients of unequal size: train on what they have, or repeat samples",
+    )
+    weighting: Literal["uniform", "examples"] = Field(
+        _DEFAULT.weighting, description="weight in a mean"
+    )
+    max_share: float = Field(
+        _DEFAULT.max_share, gt=0, le=1, description="most of the weights one client may have"
+    )
+    participation: float = Field(
+        _DEFAULT.participation, gt=0, le=1, description="share of clients a round"
+    )
+    min_clients: int = Field(
+        _DEFAULT.min_clients, ge=1, description="fewer usable updates end the run"
+    )
     device: str = Field(
-        "cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="cpu, cuda, cuda:N, or auto"
+        _DEFAULT.device,
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="cpu, cuda, cuda:N, or auto",
     )
     schedule: str | None = Field(
-        None, description="name of a class in torch.optim.lr_scheduler; a step is a round"
+        _DEFAULT.schedule,
+        description="name of a class in torch.optim.lr_scheduler; a step is a round",
     )
-    schedule_args: dict[str, Any] = Field({}, description="its arguments")
-    clip_norm: float | None = Field(None, gt=0, description="the longest that a gradient may be")
-    amp: Literal["bfloat16"] | None = Field(None, description="mixed precision while training")
+    schedule_args: dict[str, Any] = Field(dict(_DEFAULT.schedule_args), description="its arguments")
+    clip_norm: float | None = Field(
+        _DEFAULT.clip_norm, gt=0, description="the longest that a gradient may be"
+    )
+    amp: Literal["bfloat16"] | None = Field(
+        _DEFAULT.amp, description="mixed precision while training"
+    )
     patience: int | None = Field(
-        None, ge=1, description="rounds without a better validation score that end the run"
+        _DEFAULT.patience,
+        ge=1,
+        description="rounds without a better validation score that end the run",
     )
-    fast: bool = Field(True, description="false leaves out all that is for speed alone")
+    fast: bool = Field(_DEFAULT.fast, description="false leaves out all that is for speed alone")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSection:

@@ -29,9 +29,10 @@ from torch import Tensor
 from fedbn.core.federation import Client
 from fedbn.core.local_training import make_optimizer
 from fedbn.core.method import PenaltyRule, Proximal
-from fedbn.core.plan import Plan, Training
+from fedbn.core.plan import Plan
 from fedbn.core.rule import Rule
 from fedbn.core.state import Kind, entries
+from fedbn.core.training import Training
 from fedbn.methods.rules import Ditto, FedDyn, FixedStatistics, HeadFirst, Scaffold
 
 LAST_BATCH = 2.0  # of its share of the samples, at most
