@@ -105,8 +105,8 @@ def test_check_reports_negative_labels_with_their_client_and_goes_on(tmp_path: P
     answer = call("data", "check", sites, "--json")
     assert answer.code == 4
     found = [(f["site"], f["file"], f["text"]) for f in json.loads(answer.out)["findings"]]
-    assert ("a", "test", "infinity in sample 3 (1 such samples)") in found
-    label = "label -100 of sample 4: legal are 0 to 1 (1 such samples)"
+    assert ("a", "test", "infinity in sample 3") in found
+    label = "label -100 of sample 4; expected 0 to 1"
     assert ("b", "train", label) in found
 
 
@@ -138,7 +138,7 @@ def test_a_label_outside_the_named_classes(tmp_path: Path) -> None:
     write_sites(sites, "ab"[1:], lambda c: (_with_classes("cat", "dog")(c), change(c)))
     answer = call("run", "--data", sites, "--out", tmp_path / "out")
     assert answer.code == 4
-    assert "client b, train: label 2 of sample 5: legal are 0 to 1" in answer.line
+    assert "client b, train: label 2 of sample 5; expected 0 to 1" in answer.line
 
 
 def _with_classes(*names: str) -> Callable[[Arrays], None]:

@@ -52,9 +52,9 @@ B = "data tiny, client b, train: "
             with_train(DATA, x=torch.zeros(1, 3), y=labels(0)),
             "client b: 1 training sample; at least 2",
         ),
-        (with_value(float("nan")), B + r"NaN in sample 2 \(1 such samples\)"),
+        (with_value(float("nan")), B + r"NaN in sample 2"),
         (with_value(float("inf")), B + "infinity in sample 2"),
-        (with_train(DATA, y=labels(0, 1, 2, 1)), B + "label 2 of sample 2: legal are 0 to 1"),
+        (with_train(DATA, y=labels(0, 1, 2, 1)), B + "label 2 of sample 2; expected 0 to 1"),
         (with_train(DATA, y=labels(0, -100, 0, 1)), B + "label -100 of sample 1"),
         (
             with_train(DATA, y=labels(0.0, 1, 0, 1, dtype=torch.float32)),

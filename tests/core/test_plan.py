@@ -83,7 +83,9 @@ def test_a_small_last_batch_is_pointed_out_once_with_the_key_that_decides():
 
 def test_unequal_clients_that_count_the_same_are_pointed_out_once() -> None:
     (said,) = remarks(plan(fedavg(), federation(21, 10), plain_net))
-    assert said.startswith("clients have 10 to 21 training samples and count the same")
+    assert said.startswith(
+        "averaging is uniform: clients with 10 to 21 training samples count the same"
+    )
     assert "training.weighting = 'examples'" in said
 
 

@@ -225,9 +225,9 @@ def test_nan_infinity_and_labels():
     findings = [f for f in examine(federation(b=Split(x, y))) if f.site == "b"]
     assert [(f.severity, f.site, f.file) for f in findings] == [("error", "b", "train")] * 3
     assert [f.text for f in findings] == [
-        "NaN in sample 3 (1 such samples)",
-        "infinity in sample 5 (1 such samples)",
-        "label -100 of sample 7: legal are 0 to 1 (1 such samples)",
+        "NaN in sample 3",
+        "infinity in sample 5",
+        "label -100 of sample 7; expected 0 to 1",
     ]
 
 
@@ -251,8 +251,8 @@ def test_the_same_sample_at_two_sites_and_in_train_and_test():
     x[0], x[1] = a.train.x[7], b.tests["b"].x[2]
     warnings = found(examine(federation(b=Split(x, b.train.y))), "warning")
     assert warnings == [
-        ("b", "train", "1 sample(s) also in train of a: 0 is 7 there"),
-        ("b", "test", "1 sample(s) also in train of b: 2 is 1 there"),
+        ("b", "train", "1 sample also in train of a: sample 0 here is sample 7 there"),
+        ("b", "test", "1 sample also in train of b: sample 2 here is sample 1 there"),
     ]
 
 
@@ -298,7 +298,7 @@ def test_arrays_with_constant_columns_and_another_class_order(tmp_path):
     flat[:, 2] = 1
     write_npz(root / "a.npz", 0, train_x=flat)
     write_npz(root / "b.npz", 1)
-    assert only(examined(root)).text == "1 feature(s) (2) constant here, but not everywhere"
+    assert only(examined(root)).text == "1 feature (2) constant here, but not at every site"
     write_npz(root / "a.npz", 0, classes=np.array(["x", "y"]))
     write_npz(root / "b.npz", 1, classes=np.array(["y", "x"]))
     finding = only(examined(root))

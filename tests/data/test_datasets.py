@@ -251,7 +251,7 @@ FAULTS = {
     "None": (lambda i: None, "client b, sample 5: a NoneType; expected"),
     "shape": (lambda i: (torch.zeros(3, 9, 9), 0), r"sample 5: \(3, 9, 9\) of torch.float32, but"),
     "NaN": (lambda i: (torch.full(SHAPE, torch.nan), 0), "client b, sample 5: NaN in it"),
-    "label": (lambda i: (torch.zeros(SHAPE), 3), "client b, sample 5: label 3; legal are 0 to 2"),
+    "label": (lambda i: (torch.zeros(SHAPE), 3), "client b, sample 5: label 3; expected 0 to 2"),
     "name": (lambda i: (torch.zeros(SHAPE), "owl"), "sample 5: label 'owl'; legal are 0, 1, 2"),
     "dict": (lambda i: {"z": 1}, "sample 5: a dict with z; expected"),
 }

@@ -24,11 +24,11 @@ def test_nan_is_named_by_its_place_in_the_array_that_was_given(bad):
     x = np.random.default_rng(0).normal(size=(N, 3))
     x[bad, 1] = np.nan
     good = np.random.default_rng(1).normal(size=(N, 3))
-    with pytest.raises(DataError, match=rf"client b, (train|test): NaN in sample {bad} \(1 such"):
+    with pytest.raises(DataError, match=rf"client b, (train|test): NaN in sample {bad}$"):
         fedbn.fit({"a": (good, Y), "b": (x, Y)}, rounds=1)
     y = np.random.default_rng(0).normal(size=N)
     y[bad] = np.inf
-    with pytest.raises(DataError, match=rf"targets: infinity in sample {bad} "):
+    with pytest.raises(DataError, match=rf"targets: infinity in sample {bad}$"):
         fedbn.fit({"a": (good, y)}, rounds=1)
 
 
@@ -36,9 +36,11 @@ def test_a_label_is_named_by_its_place_in_the_array_that_was_given():
     y = np.arange(N) % 3
     data = {"a": (np.zeros((N, 3)), y)}
     made = federation_of(data, classes=["x", "y"])
-    with pytest.raises(DataError, match=r"label 2 of sample (\d+): legal") as found:
+    with pytest.raises(
+        DataError, match=r"label 2 of sample (\d+) and \d+ more samples; expected"
+    ) as found:
         check_federation(made)
-    assert y[int(str(found.value).partition("sample ")[2].partition(":")[0])] == 2
+    assert y[int(str(found.value).partition("sample ")[2].partition(" ")[0])] == 2
 
 
 def test_rows_of_tables_are_those_of_the_file(tmp_path):
@@ -54,7 +56,7 @@ def test_rows_of_tables_are_those_of_the_file(tmp_path):
     made = tables(str(file), label="ill", site="site")
     (said,) = (f.text for f in examine(made) if "also in" in f.text)
     assert {f"row 32 of {file}", f"row 23 of {file}"} == set(
-        said.partition(": ")[2].removesuffix(" there").split(" is ")
+        said.partition(": ")[2].removesuffix(" there").split(" here is ")
     )
     asked = ("--set", "data.label=ill", "--set", "data.site=site", "--json")
     assert f"row 32 of {file}" in call("data", "check", file, *asked).out

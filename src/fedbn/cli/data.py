@@ -256,7 +256,8 @@ def _own(section: DataSection, task: str | None) -> list[Finding]:
         return read[-1]
 
     found = examine_path(section.path or "", section.options, load)
-    if read and suggested_for(read[-1]) == "mlp" and (text := scale_warning(read[-1])):
+    usable = bool(read) and not stopped(found)
+    if usable and suggested_for(read[-1]) == "mlp" and (text := scale_warning(read[-1])):
         found.append(Finding("warning", "", read[-1].name, text))
     if not stopped(found):
         say(*filter(None, data_name(section)[1:]))

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedbn.core.consistency import inconsistencies
 from fedbn.core.federation import AnySplit, Client, Federation, Split, Targets, targets_of
 from fedbn.errors import DataError
+from fedbn.text import counted
 
 Severity = Literal["error", "warning", "note"]
 _MAX_NAME = 100
@@ -231,8 +232,7 @@ def _outside(y: Tensor, classes: int, what: str, called: Callable[[int], str]) -
     outside = ((low < 0) | (high >= classes)).nonzero().flatten().tolist()
     for first in outside[:1]:
         value = int(low[first]) if low[first] < 0 else int(high[first])
-        legal = f"legal are 0 to {classes - 1} ({len(outside)} such samples)"
-        yield f"{what} {value} of {called(first)}: {legal}"
+        yield f"{what} {value} of {called(first)}{_more(len(outside))}; expected 0 to {classes - 1}"
 
 
 def not_finite(x: Tensor, called: Callable[[int], str] = "sample {}".format) -> Iterator[str]:
@@ -242,7 +242,12 @@ def not_finite(x: Tensor, called: Callable[[int], str] = "sample {}".format) -> 
     for what, bad in (("NaN", x.isnan()), ("infinity", x.isinf())):
         rows = bad.reshape(len(x), -1).any(dim=1).nonzero().flatten()
         if len(rows):
-            yield f"{what} in {called(int(rows[0]))} ({len(rows)} such samples)"
+            yield f"{what} in {called(int(rows[0]))}{_more(len(rows))}"
+
+
+def _more(count: int) -> str:
+    """Say how many samples there are beyond the one that is named."""
+    return f" and {counted(count - 1, 'more sample')}" if count > 1 else ""
 
 
 def class_counts(client: Client, classes: Sequence[str]) -> dict[str, int]:

@@ -366,8 +366,8 @@ def _unequal_clients(plan: Plan) -> list[str]:
     if max(sizes) <= _UNEQUAL * min(sizes):
         return []
     return [
-        f"clients have {min(sizes):,} to {max(sizes):,} training samples and count the same in the "
-        "average; training.weighting = 'examples' weights each by its number of samples"
+        f"averaging is uniform: clients with {min(sizes):,} to {max(sizes):,} training samples "
+        "count the same. training.weighting = 'examples' weights each by its number of samples"
     ]
 
 

@@ -26,7 +26,7 @@ from fedbn.data.masks import MASK_LAYOUT, has_masks
 from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_files, table_header
 from fedbn.errors import ConfigError, DataError
-from fedbn.text import shown
+from fedbn.text import counted, shown
 
 _APART = 50
 _RARE = 20
@@ -81,7 +81,7 @@ def _constants(samples: Mapping[str, Tensor], held: Mapping[str, Split]) -> Iter
         yield Finding("warning", "", "train", f"{_columns(everywhere)} constant at every site")
     for name, mine in zip(samples, constant, strict=True):
         if (mine & ~everywhere).any():
-            text = f"{_columns(mine & ~everywhere)} constant here, but not everywhere"
+            text = f"{_columns(mine & ~everywhere)} constant here, but not at every site"
             yield Finding("note", name, "train", text)
 
 
@@ -106,7 +106,7 @@ def _scales(samples: Mapping[str, Tensor]) -> Iterator[Finding]:
 def _columns(chosen: Tensor) -> str:
     numbers = chosen.nonzero().flatten().tolist()
     shown = ", ".join(map(str, numbers[:_SHOWN])) + (" ..." if len(numbers) > _SHOWN else "")
-    return f"{len(numbers)} feature(s) ({shown})"
+    return f"{counted(len(numbers), 'feature')} ({shown})"
 
 
 def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
@@ -121,14 +121,14 @@ def _twice(clients: Sequence[Client]) -> Iterator[Finding]:
             seen.add(split.x.data_ptr())
             for number, row in enumerate(split.x.cpu().contiguous().numpy()):
                 key = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-                called = split.sample_name(number).removeprefix("sample ")
+                called = split.sample_name(number)
                 site, other, at = first.setdefault(key, (client.name, part, called))
                 if (site, other) != (client.name, part):
                     pair = (site, other, client.name, part)
-                    found.setdefault(pair, []).append(f"{called} is {at} there")
+                    found.setdefault(pair, []).append(f"{called} here is {at} there")
     alike = clients and prod(clients[0].train.shape) >= _A_PICTURE
     for (site, other, name, part), which in found.items():
-        text = f"{len(which)} sample(s) also in {other} of {site}: {which[0]}"
+        text = f"{counted(len(which), 'sample')} also in {other} of {site}: {which[0]}"
         yield Finding("warning" if alike else "note", name, part, text)
 
 

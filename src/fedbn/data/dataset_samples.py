@@ -82,7 +82,7 @@ class Source:
         if target.numel() > 1 or self.kind is Targets.LABELS:
             return target if target.dtype in (torch.bool, torch.uint8) else target.long()
         if not 0 <= int(target) < len(self.classes):
-            raise DataError(f"label {int(target)}; legal are 0 to {len(self.classes) - 1}")
+            raise DataError(f"label {int(target)}; expected 0 to {len(self.classes) - 1}")
         return target.long().reshape(())
 
     def _as_known(self, target: Tensor) -> Tensor:
