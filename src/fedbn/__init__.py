@@ -72,6 +72,10 @@ if TYPE_CHECKING:
     from fedbn.exchange_audit import Audit as Audit, audit as audit
     from fedbn.flower import keep_local as keep_local
     from fedbn.methods import parse_method as parse_method
+    from fedbn.methods.baselines import (
+        local_boosting as local_boosting,
+        local_linear as local_linear,
+    )
     from fedbn.methods.fedopt import (
         fedadagrad as fedadagrad,
         fedadam as fedadam,

@@ -1,4 +1,4 @@
-"""What must hold of every registered method and model, and of every part of a method."""
+"""What must hold of every registered method but baselines, every model and every part."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedbn.core.selectors import module_paths
 from fedbn.core.state import entries
 from fedbn.core.training import Training
 from fedbn.experiments.runner import run_plan as run
-from fedbn.methods import PARTS, parse_method
+from fedbn.methods import PARTS, baseline_names, parse_method
 from fedbn.models.networks import mlp
 from tiny import bn_net, federation, plan
 
-METHODS = registry.names(methods)
+METHODS = [name for name in registry.names(methods) if name not in baseline_names()]
 MODELS = registry.names(models)
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 EVERYTHING, BATCHNORM = "everything", "batchnorm"

@@ -454,6 +454,7 @@ def test_a_damaged_part_is_named_and_not_started_anew(site: Site, tmp_path: Path
         ("ditto", "ditto(0.1) is the app's"),
         ("fixbn", "fixbn(0.5) is the app's"),
         ("centralized", "pooled is the app's"),
+        ("local_linear", "local_linear: the baseline is the app's"),
     ],
 )
 def test_what_a_mod_cannot_do_is_refused_by_name(method: str, named: str, tmp_path: Path) -> None:

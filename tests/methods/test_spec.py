@@ -25,7 +25,7 @@ from fedbn.core.aggregation import (
 from fedbn.core.method import Method, Part, Proximal, proximal
 from fedbn.core.selectors import local
 from fedbn.errors import ConfigError, FedbnError
-from fedbn.methods import PARTS, parse_method
+from fedbn.methods import PARTS, baseline_names, parse_method
 from fedbn.methods.paper import fedavg, fedbn, fedprox
 
 
@@ -67,7 +67,7 @@ def test_a_label_reads_back_as_the_part(part: Part):
 
 @pytest.mark.parametrize("name", [*PARTS, *registry.names(methods)])
 def test_every_part_and_method_can_be_added(name: str):
-    if name != "centralized":
+    if name not in ("centralized", *baseline_names()):
         assert parse_method(f"fedbn+{name}").name == f"fedbn+{name}"
 
 
@@ -96,6 +96,9 @@ def test_mu_of_the_configuration_fills_what_is_not_written():
         ("fedbm", "unknown method 'fedbm': did you mean 'fedbn'"),
         ("fedbn+proxx", "unknown part of a method 'proxx': did you mean 'prox'"),
         ("fedbn+centralized", "fedbn+centralized: one of them brings all data together"),
+        ("fedbn+local_linear", "fedbn+local_linear: local_linear is a baseline, which each client"),
+        ("local_boosting+fedbn", "local_boosting+fedbn: local_boosting is a baseline"),
+        ("local_linear+prox(0.1)", "local_linear+prox(0.1): local_linear is a baseline"),
         ("", "cannot read the method ''"),
         ("fedbn+", "cannot read the method ''"),
         ("fedbn prox", "cannot read the method 'fedbn prox'"),

@@ -100,6 +100,7 @@ def adapt(
         if given is not None and not compare and how != way:
             raise ConfigError(f"{flag} is for --compare and for --how {way}")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
+    trained.check_network()
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     new = NewSite(site, data, test, read_samples(data, trained.inputs, "train"))
     say(*new.samples.notes)

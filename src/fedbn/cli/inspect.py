@@ -56,6 +56,8 @@ def inspect(
     """Show every entry of a model: its kind, its size, and whether the method shares it."""
     built, some = _built(model, input_, classes)
     chosen, found = settled(parse_method(method), built, some), entries(built)
+    if chosen.baseline is not None:
+        raise ConfigError(f"--method {method}: a baseline has no network, so no entries to inspect")
     chosen.check(found)
     if json:
         emit(codec.dumps(_as_json(model, chosen, found), indent=2))

@@ -183,6 +183,7 @@ def evaluate(
     if out is not None and out.suffix.lower() not in (".json", ".csv"):
         raise ConfigError(f"--out {out}: legal are names that end in .json or .csv")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
+    trained.check_network()
     known = {one.name: one for one in evaluated(trained.plan.task)}
     if metric is not None and metric not in known:
         raise ConfigError(f"--metric: {unknown('metric', metric, known)}")

@@ -6,7 +6,7 @@ A penalty is the rule that only adds a term to the loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -118,6 +118,23 @@ def proximal(mu: float = 0.01) -> Proximal:
     return Proximal(float(mu))
 
 
+class Baseline(Protocol):
+    """A model of another library that each client fits to its own data alone, without rounds."""
+
+    def fit(self, x: Tensor, y: Tensor, outputs: int, seed: int) -> Callable[[Tensor], Tensor]:
+        """Fit a client's training samples.
+
+        Args:
+            x: The samples, (n, columns).
+            y: Their targets: classes, labels or numbers.
+            outputs: The number of classes, labels or numbers.
+            seed: Decides all that is random; smaller than 2**32.
+
+        Returns:
+            The function that gives the outputs of samples, as a network does.
+        """
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated method.
@@ -129,6 +146,7 @@ class Method:
         aggregator: How the server combines what was shared.
         server: The server's optimiser, or None to take the combined value as it is.
         pooled: Whether all data is brought together and trained on as one client.
+        baseline: What each client fits alone in place of a network; None for a federated method.
 
     Examples:
         >>> from fedbn.core.method import proximal
@@ -142,6 +160,7 @@ class Method:
     aggregator: Aggregator = field(default_factory=Mean)
     server: ServerOptimizer | None = None
     pooled: bool = False
+    baseline: Baseline | None = None
 
     def __or__(self, part: Part) -> Method:
         """Add a part: a rule, an aggregator, a server optimiser, a selector, or another method."""
@@ -154,6 +173,7 @@ class Method:
                 "fedbn() | proximal(0.01)"
             )
         named = replace(self, name=f"{self.name}+{part.label}")
+        self._check_no_baseline(named.name, self)
         if isinstance(part, Selector):
             return replace(named, share=self.share | part)
         if isinstance(part, ServerOptimizer):
@@ -168,6 +188,7 @@ class Method:
     def _with(self, other: Method) -> Method:
         """Keep local what either keeps, follow the rules of both."""
         name = f"{self.name}+{other.name}"
+        self._check_no_baseline(name, self, other)
         if self.pooled or other.pooled:
             raise ConfigError(f"{name}: one of them brings all data together; use it alone")
         self._check_single(name, other.server, other.aggregator)
@@ -179,6 +200,13 @@ class Method:
             aggregator=self.aggregator if other.aggregator == Mean() else other.aggregator,
             server=self.server or other.server,
         )
+
+    def _check_no_baseline(self, name: str, *parts: Method) -> None:
+        if found := next((part.name for part in parts if part.baseline is not None), None):
+            raise ConfigError(
+                f"{name}: {found} is a baseline, which each client fits alone, so nothing can be "
+                "added to it; use it as a method of its own"
+            )
 
     def _check_single(
         self, name: str, server: ServerOptimizer | None, aggregator: Aggregator

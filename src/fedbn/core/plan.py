@@ -94,7 +94,12 @@ class Plan:
 
     @cached_property
     def initial_model(self) -> nn.Module:
-        """The model before the first round: the same for every method of one seed."""
+        """The model before the first round: the same for every method of one seed.
+
+        A baseline has no network; in its place is a module without entries.
+        """
+        if self.method.baseline is not None:
+            return nn.Module()
         with seeded(derive_seed(self.seed, "model")):
             model = unwrap(self.model())
             materialize(model, self.federation)
@@ -213,6 +218,9 @@ class Plan:
         """Refuse what does not fit: data and task, model, method and classes; nothing has run."""
         first = self.federation.clients[0]
         check_targets(self.task, first.train.target, f"data {self.federation.name}")
+        if self.method.baseline is not None:
+            self._check_baseline()
+            return
         model = self.initial_model
         found = entries(model)
         try:
@@ -241,12 +249,33 @@ class Plan:
             f"statistics of BatchNorm, declare it: {_declared(self.initial_model, self.home_made)}"
         )
 
+    def _check_baseline(self) -> None:
+        """Refuse data and tasks that a baseline cannot be fitted to."""
+        name, data = self.method.name, self.federation
+        if len(data.input_shape) != 1 or self.task.targets is Targets.MASK:
+            raise ConfigError(
+                f"{name} is a baseline for tables: expected samples of one dimension with classes, "
+                f"labels or numbers, got samples of shape {data.input_shape} with "
+                f"{self.task.targets.value} in data {data.name}; leave {name} out"
+            )
+        if self.task.loss_for is not None:
+            raise ConfigError(
+                f"{name} weights all samples alike, so it cannot be compared under "
+                f"task.class_weights; leave {name} or the class weights out"
+            )
+        first = data.clients[0]
+        outputs = torch.zeros(2, len(data.classes), dtype=_sample(data).dtype)
+        check_loss(self.loss(first), outputs, first.train.batch(slice(0, 2))[1].cpu())
+
     def check_metrics(self) -> None:
         """Refuse metrics that fail on samples of the first client, before anything is trained."""
         data = self.federation.clients[0].train
         some = torch.linspace(0, len(data) - 1, min(len(data), _TRIED)).long()  # of all classes
         x, y = data.take(some).batch(slice(None))
-        outputs = forward(self.initial_model, x.cpu())
+        if self.method.baseline is not None:
+            outputs = torch.zeros(len(x), len(self.federation.classes))
+        else:
+            outputs = forward(self.initial_model, x.cpu())
         for metric in self.task.metrics:
             measure(metric, self.task.keep(outputs), y)
 

@@ -103,7 +103,8 @@ def environment_of(
 
 def embedded_facts(todo: Sequence[Job], planner: Planner) -> dict[str, Any]:
     """Collect what is known where all data and all threads are in this process."""
-    plan = planner.plan(todo[0])
+    trained = (job for job in todo if job.method.baseline is None)
+    plan = planner.plan(next(trained, todo[0]))
     return {
         "data": planner.fingerprint(),
         "fast": chosen(plan),

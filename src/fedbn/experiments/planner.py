@@ -99,7 +99,8 @@ class Planner:
             self.information.add(text)
             named.append(text)
         suggested = experiment.model.name or sources.suggested_for(federation)
-        if suggested == "mlp" and self._make_model is None:
+        network = job.method.baseline is None and self._make_model is None
+        if suggested == "mlp" and network:
             named += filter(None, [scale_warning(federation)])
         self.warnings += [t for t in [*named, *remarks(plan)] if t not in self.warnings]
         return plan
@@ -218,7 +219,8 @@ def _engine(asked: str, plan: Plan) -> EngineName:
     """
     worth = _worth_stacking(plan)
     lazy = _is_lazy(plan.federation)
-    if asked == "plain" or plan.method.pooled or (asked == "auto" and (lazy or not worth)):
+    alone = plan.method.pooled or plan.method.baseline is not None
+    if asked == "plain" or alone or (asked == "auto" and (lazy or not worth)):
         return "plain"
     reason = "the data is not in memory" if lazy else unbatchable(plan)
     if reason and asked == "batched":

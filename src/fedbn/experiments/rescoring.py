@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 
-from fedbn import fast
-from fedbn.core.engine import EmbeddedEngine, Round, one_torch_thread
+from fedbn.core.engine import Round, one_torch_thread
 from fedbn.core.rounds import initial_state
 from fedbn.core.statistics_kinds import StatisticsKind
 from fedbn.errors import ConfigError, DataError
@@ -16,7 +14,7 @@ from fedbn.experiments.environment import changed_keys
 from fedbn.experiments.jobs import Job, jobs
 from fedbn.experiments.merging import without_final
 from fedbn.experiments.planner import Planner
-from fedbn.experiments.runner import reached
+from fedbn.experiments.runner import engine_for, reached
 from fedbn.experiments.schema import Experiment
 from fedbn.runs import checkpoints, metrics, outcomes
 from fedbn.runs.folder import RunFolder, write_atomically
@@ -103,7 +101,7 @@ def _evaluate(
             f"{job.method.name} seed {job.seed}: the run did not keep local statistics, so it is "
             "not scored with them; a new run keeps them"
         )
-    with closing(EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))) as engine:
+    with closing(engine_for(plan, workers)) as engine:
         return engine.evaluate(found.state, found.state, asked)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedbn import fast
+from fedbn.core.baseline_engine import BaselineEngine
 from fedbn.core.best_round import Validation, best_round, early_stop, validation
 from fedbn.core.engine import EmbeddedEngine, Engine, Round, RoundCost, cores
 from fedbn.core.findings import Detail
@@ -398,7 +399,7 @@ def run_plan(
     `Interrupted`. `reported` is as for `rounds_of`.
     """
     key = (plan.method.name, plan.setting, plan.seed)
-    with closing(EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))) as engine:
+    with closing(engine_for(plan, workers)) as engine:
         begin = start or engine.initial()
         return rounds_of(engine, key, begin, to_all(*listeners), stop, reported=reported)
 
@@ -470,9 +471,16 @@ def start(
     return run_jobs(todo, run)
 
 
-def embedded_job(job: Job, note: Note, planner: Planner, workers: int) -> EmbeddedEngine:
+def embedded_job(job: Job, note: Note, planner: Planner, workers: int) -> Engine:
     """Make the engine of a job in this process; the planner has its remarks."""
-    return EmbeddedEngine(planner.plan(job), partial(fast.make_crew, workers=workers))
+    return engine_for(planner.plan(job), workers)
+
+
+def engine_for(plan: Plan, workers: int = 0) -> EmbeddedEngine | BaselineEngine:
+    """Make the engine of a plan in this process, on so many cores (0 for all)."""
+    if plan.method.baseline is not None:
+        return BaselineEngine(plan)
+    return EmbeddedEngine(plan, partial(fast.make_crew, workers=workers))
 
 
 def run_jobs(todo: Sequence[Job], run: Run) -> bool:
@@ -520,6 +528,8 @@ def run_jobs(todo: Sequence[Job], run: Run) -> bool:
 
 def work(job: Job, planner: Planner) -> float:
     """Count the samples that pass the model in a round; without gradients one costs a third."""
+    if job.method.baseline is not None:
+        return 0.0
     experiment = job.setting.experiment
     training = training_of(experiment.training)
     clients = planner.federation(experiment).clients

@@ -57,6 +57,7 @@ def keep_local(
 def _check_method(method: Method) -> None:
     server = [p.label for p in (method.aggregator, method.server) if p not in (None, Mean())]
     training = [rule.label for rule in method.rules] + ["pooled"] * method.pooled
+    training += ["the baseline"] * (method.baseline is not None)
     if named := ", ".join(server or training):
         whose = "the server's, as a strategy there" if server else "the app's, in its training"
         raise ConfigError(f"keep_local: {method.name}: {named} is {whose}; legal is fedbn, silobn")

@@ -408,6 +408,12 @@ def check_job(job: Job) -> None:
             f"method {job.method.name} brings all data together; in a federation of machines data "
             "stays at its site: choose fedbn, fedavg, fedprox, silobn or singleset"
         )
+    if job.method.baseline is not None:
+        raise ConfigError(
+            f"method {job.method.name} is a baseline, which each site fits alone, so there is "
+            "nothing to send in a federation of machines: leave it out, or run it with `fedbn run` "
+            "on a site's own data"
+        )
     evaluation = job.setting.experiment.evaluation
     if evaluation.report == "best":
         check_choosing(evaluation.validation, ["the server"])

@@ -26,13 +26,14 @@ from fedbn.experiments.configuration import checked, explained, read_toml
 from fedbn.experiments.sources import suggested_for
 from fedbn.flower.messages import Order
 from fedbn.flower.update_bounds import OPTIMIZERS, class_weight_fault, forbidden, undecided
-from fedbn.methods import pieces_of
+from fedbn.methods import baseline_names, pieces_of
 
 _SHORTEST_HASH = 16
 _EPOCHS = 100  # of its own that a site trains a round, at most, unless the policy says steps
 # The server's correction of SCAFFOLD moves the model in every step. A crafted one keeps units of
 # the model silent until the last step, so that the last batch alone trains them.
 _STEERED = ("scaffold",)
+_FEDERATED = [name for name in registry.names(fedbn.methods) if name not in baseline_names()]
 _TITLE = "# What this site allows. `fedbn federation join` reads it when it starts.\n"
 
 
@@ -50,7 +51,7 @@ class Policy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     methods: list[str] = Field(
-        default_factory=lambda: [n for n in registry.names(fedbn.methods) if n not in _STEERED],
+        default_factory=lambda: [name for name in _FEDERATED if name not in _STEERED],
         description="by name",
     )
     models: list[str] = Field(
@@ -117,20 +118,20 @@ class Policy(BaseModel):
 OPEN = Policy(
     min_batch=1, min_samples=1, min_sites=1, max_rounds=10**6, max_runs=10**6, max_steps=10**9,
     max_model_mb=10**6, max_data_mb=10**6,
-    methods=registry.names(fedbn.methods), bound_updates=False, approval=False,
+    methods=_FEDERATED, bound_updates=False, approval=False,
     query_budget=False, round_scores=False, min_test_samples=1,
 )  # fmt: skip
 
 
 # Where a person tries out every method on one machine: all methods, exact scores, no approval.
 DEMO = Policy(
-    approval=False, methods=registry.names(fedbn.methods), round_scores=False, min_test_samples=1,
+    approval=False, methods=_FEDERATED, round_scores=False, min_test_samples=1,
 )  # fmt: skip
 
 
 # Where every site of a simulation runs on one machine: its numbers are those of one process.
 SIMULATED = Policy(
-    approval=False, methods=registry.names(fedbn.methods), bound_updates=False,
+    approval=False, methods=_FEDERATED, bound_updates=False,
     query_budget=False, round_scores=False, min_test_samples=1,
 )  # fmt: skip
 

@@ -46,6 +46,12 @@ def pieces_of(spec: str) -> list[str]:
     return [piece.strip() for piece in re.split(r"\+(?![^(]*\))", spec)]
 
 
+def baseline_names() -> list[str]:
+    """List the registered baselines: methods that each client runs alone, without a network."""
+    known = registry.names(fedbn.methods)
+    return [name for name in known if parse_method(name).baseline is not None]
+
+
 def parse_method(
     spec: str, defaults: Mapping[str, Any] | None = None, held: registry.Held = registry.TYPED
 ) -> Method:

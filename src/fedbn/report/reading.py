@@ -42,6 +42,7 @@ _DRAWN, _MISTAKES = 8, 4
 
 def collect(trained: Trained, with_samples: bool) -> tuple[contents.Facts, dict[str, str]]:
     """Collect what a report shows of one job; and why, of each part that is not among it."""
+    trained.check_network()
     plan, missing = trained.plan, dict[str, str]()
     layers = _layers(trained)
     if not layers:
@@ -182,9 +183,11 @@ def gather(
         environment = {}
     drawn = with_samples or has_public_pictures(config)
     facts, missing = _facts(folder, choice, notes, drawn)
-    exchanges = _exchanges(folder, records)
+    known = _exchanges(folder, records)
+    exchanges = tuple(one for one in known if one.shared[0] or one.local)  # no baselines
     if not exchanges:
-        missing["exchange"] = "no whole checkpoint tells what was shared"
+        none = "the baselines of this run exchange nothing"
+        missing["exchange"] = none if known else "no whole checkpoint tells what was shared"
     return RunContents(
         path=str(path),
         records=records,

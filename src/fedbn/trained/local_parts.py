@@ -215,6 +215,7 @@ class Bench:
     """One model in which local parts are tried out."""
 
     def __init__(self, trained: Trained, chunk: int = CHUNK):
+        trained.check_network()
         self.trained = trained
         self.state = trained.state
         self.replica = Replica(trained.plan.initial_model, trained.plan.method)

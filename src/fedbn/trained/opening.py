@@ -28,6 +28,7 @@ from fedbn.experiments.planner import Planner, plan_of
 from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
 from fedbn.experiments.sources import given_federation, named_files, named_task
+from fedbn.methods import baseline_names
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder, without_checkpoints
 from fedbn.runs.messages import warnings_of_job
@@ -106,7 +107,8 @@ def open_run(
     registry.trust(trust)
     folder = RunFolder(path)
     job = job_of(folder, method, seed, setting)
-    _check_local(folder.job(*job.key))
+    if job.method.baseline is None:  # of which nothing is kept anywhere
+        _check_local(folder.job(*job.key))
     own = _maker(job, model)
     choice = TaskChoice(task, loss, metrics)
     asked = job.setting.experiment
@@ -189,7 +191,8 @@ def job_of(
 def _chosen(keys: list[Key], folder: RunFolder, asked: tuple[str | int | None, ...]) -> Key:
     names = [key[0] for key in keys]
     likely = [name for name in names if name.partition("+")[0] == "fedbn"]
-    default = "fedbn" if "fedbn" in names else [*likely, *names][0]
+    networks = [name for name in names if name not in baseline_names()]
+    default = "fedbn" if "fedbn" in names else [*likely, *networks, *names][0]
     for place, what in enumerate(("method", "setting", "seed")):
         legal = list(dict.fromkeys(key[place] for key in keys))
         first = legal[0] if place else default

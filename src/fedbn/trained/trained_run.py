@@ -211,6 +211,15 @@ class Trained:
         found = {RUNNING, *(r.statistics for r in self.records if r.round == self.state.round)}
         return tuple(kind for kind in STATISTICS_KINDS if kind in found)
 
+    def check_network(self) -> None:
+        """Raise if the method is a baseline, which has scores and no network to use."""
+        if self.plan.method.baseline is not None:
+            name = self.plan.method.name
+            raise ConfigError(
+                f"{name} is a baseline: a run keeps its scores and no model, so it cannot predict, "
+                "adapt or be exported; choose another method of the run"
+            )
+
     def model(self, client: str, statistics: StatisticsKind = RUNNING) -> nn.Module:
         """Make a client's model: the shared part joined with its own local part.
 
@@ -220,9 +229,11 @@ class Trained:
                 the client's training data, which is loaded for that.
 
         Raises:
-            ConfigError: There is no such client, or it has no such statistics.
+            ConfigError: There is no such client, it has no such statistics, or a baseline has no
+                model.
             DataError: The statistics of the training data cannot be computed.
         """
+        self.check_network()
         if client not in self.clients:
             raise ConfigError(unknown("client", client, self.clients))
         replica = Replica(self.plan.initial_model, self.plan.method)
