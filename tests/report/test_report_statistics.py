@@ -105,6 +105,14 @@ def test_the_gain_in_the_mean_stands_side_by_side() -> None:
     ]
 
 
+def test_the_report_says_what_its_intervals_generalise_to() -> None:
+    assert section(run(), "gain").lead.endswith(
+        "The test generalises to another training on the same data and the same test samples, not "
+        "to other sites or other splits."
+    )
+    assert "generalises" not in section(run(both(seeds=[0])), "gain").lead
+
+
 def test_two_seeds_decide_the_gain_with_no_kind() -> None:
     (table, *_) = tables(section(run(both(seeds=(0, 1))), "gain"))
     assert [row[2:] for row in rows(table)] == [["–", "not decided"]] * 2

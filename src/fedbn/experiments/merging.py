@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedbn.core.best_round import best_round, early_stop, validation
 from fedbn.core.metric import first_metric
 from fedbn.core.schedule import rates
@@ -145,6 +148,23 @@ class Part:
         for row in metrics.read(folder.metrics):
             found.setdefault((row["method"], row["setting"], row["seed"]), []).append(row)
         return cls(folder, held_experiment(folder), folder.read_environment(), found)
+
+    def outcomes(self) -> dict[Key, dict[tuple[str, str, str], NDArray[np.uint8]]]:
+        """Read which test samples each job's models classify correctly, as far as it is recorded.
+
+        They are by statistics, client and domain.
+        """
+        read = {key: outcomes.read(self.folder.job(*key)) for key in self.jobs}
+        return {key: {place: t.numpy() for place, t in own.items()} for key, own in read.items()}
+
+    def data(self) -> dict[str, dict[str, str]]:
+        """Return the hashes of clients' data in each setting."""
+        recorded, marks = self.environment.get("data", {}), _marks(self.experiment)
+        found = {}
+        for name in dict.fromkeys(setting for _, setting, _ in self.jobs):
+            mark = marks.get(name, "")
+            found[name] = {k.removesuffix(mark): v for k, v in recorded.items() if k.endswith(mark)}
+        return found
 
     @property
     def unfinished(self) -> list[str]:

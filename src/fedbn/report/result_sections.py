@@ -22,7 +22,7 @@ from fedbn.results.aggregate import (
     Summary,
     reached,
 )
-from fedbn.results.comparison import Line, Pair, changes
+from fedbn.results.comparison import Line, Pair, changes, generalises
 from fedbn.results.result_table import SCORED_WITH, Grid, Shown, condensed, grid_of, tables_of
 from fedbn.text import bytes_said, counted, listed, spread
 
@@ -243,6 +243,7 @@ def gains(run: RunContents) -> Section:
         lead += " A circle is one seed."
     if intervals_of(lines, metric):
         lead += " The line is the 95 % interval, which holds for all clients at once."
+        lead += f" {generalises([*run.tests.values()])}."
     if run.test and any(line.verdict == "too few" for line in lines):
         few = counted(min(line.test.repetitions for line in lines), run.test.axis)
         lead += f" {few} cannot decide whether a difference is more than chance."

@@ -23,7 +23,7 @@ Report = Literal["last", "best"]
 MEAN = "mean"
 WEIGHTED = "weighted mean"  # every test sample counts as much; in `mean` every client does
 MEANS = (MEAN, WEIGHTED)
-_POOLED = "all"  # the client that holds everybody's data
+POOLED = "all"  # the client that holds everybody's data
 
 
 class Measure(NamedTuple):
@@ -125,12 +125,12 @@ class History:
 
         All kinds are of the same clients, and of the same round: that of the running statistics.
         """
-        clients = frozenset(r["client"] for r in records) - {_POOLED}
+        clients = frozenset(r["client"] for r in records) - {POOLED}
         pooled: dict[str, set[str]] = defaultdict(set)
         by_kind: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for r in records:
             by_kind[r["statistics"]].append(r)
-            if r["client"] == _POOLED:
+            if r["client"] == POOLED:
                 pooled[r["split"]].add(r["domain"])
         columns = {split: clients | pooled[split] for split in {r["split"] for r in records}}
         chosen, rejected = validation(records, metric), never_accepted(records)
@@ -335,7 +335,7 @@ def scores_of_round(records: Records, metric: Metric) -> dict[str, float]:
 
 def _column(record: Mapping[str, Any]) -> str:
     """Where a record belongs: to its client, or to its domain for pooled data."""
-    return str(record["domain"] if record["client"] == _POOLED else record["client"])
+    return str(record["domain"] if record["client"] == POOLED else record["client"])
 
 
 def _expected(measure: Measure, columns: Mapping[str, frozenset[str]]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS
@@ -24,7 +24,11 @@ from fedbn.results.aggregate import MEAN, MEANS, Duel, Key, gains
 from fedbn.results.paired_tests import FEWEST, LEVEL, Paired, half_width, paired
 from fedbn.results.result_table import MOST, SCORED_WITH
 from fedbn.results.run_files import RunFiles
+from fedbn.results.sample_tests import PairedSamples
 from fedbn.text import counted, flat, harmless, listed, table
+
+Over = Literal["seeds", "samples"]
+"""What a paired test is over: trainings with other seeds, or test samples."""
 
 
 @dataclass(frozen=True)
@@ -199,14 +203,16 @@ class Comparison:
     remarks: tuple[str, ...]
     metric: Metric = ACCURACY
     warnings: tuple[str, ...] = ()  # what the runs warned of, with the run where they are two
+    over: Over = "seeds"  # what the tests are over
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values, for JSON."""
-        return {**asdict(self), "metric": self.metric.facts()}
+        facts = {"metric": self.metric.facts(), "generalises": generalises(self.pairs, self.over)}
+        return {**asdict(self), **facts}
 
 
 @dataclass(frozen=True)
-class _Match:
+class Match:
     """Two rows to compare, and the columns and repetitions that both have."""
 
     a: Side
@@ -214,18 +220,29 @@ class _Match:
     key_a: Key
     key_b: Key
 
+    @property
+    def scores(self) -> tuple[Repeated, Repeated]:
+        """The scores of both rows."""
+        return self.a.repeated[self.key_a], self.b.repeated[self.key_b]
+
     def gaps(self, column: str) -> dict[str, list[tuple[float, float]]]:
         """Both values of every repetition; those of one split lie together."""
-        first, second = self.a.repeated[self.key_a][column], self.b.repeated[self.key_b][column]
+        first, second = (own[column] for own in self.scores)
         found: dict[str, list[tuple[float, float]]] = {}
         for one in (one for one in first if one in second):
             found.setdefault(one.split or str(one.seed), []).append((first[one], second[one]))
         return found
 
+    def pair(self, axis: str, repetitions: Iterable[str], lines: Iterable[Line]) -> Pair:
+        """Name what was compared."""
+        a, b = self.key_a, self.key_b
+        kind = a.statistics if a.statistics == b.statistics else ""
+        return Pair(a.label, b.label, axis, tuple(repetitions), tuple(lines), kind)
+
     @cached_property
     def columns(self) -> list[str]:
         """The clients, then the mean, that have a repetition on both sides."""
-        own, other = self.a.repeated[self.key_a], self.b.repeated[self.key_b]
+        own, other = self.scores
         if not {column for column in own if column in other} - {*MEANS}:
             raise ConfigError(f"no client in common: {_both(self.a, self.b, own, other)}")
         found = [column for column in own if column in other and self.gaps(column)]
@@ -242,13 +259,29 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
 
     `methods` are all that there are unless given. Of two runs: one to look at, or A's and B's.
     """
+    found = matches(a, b, methods)
+    family = family_of(match.columns for match in found)
+    return compared(a, b, [_pair(match, family) for match in found], family)
+
+
+def matches(a: Side, b: Side, methods: Sequence[str]) -> list[Match]:
+    """Find the rows to compare with one another."""
     if a.metric != b.metric:
         titles = f"{a.path} is judged by {a.metric.title}, {b.path} by {b.metric.title}"
         raise ConfigError(f"{titles}: nothing to compare")
-    found = _comparable(_within(a, methods) if a is b else _between(a, b, methods))
-    means = sum(column in MEANS for match in found for column in match.columns)
-    family = sum(len(match.columns) for match in found) - means, means
-    pairs = [_pair(match, family) for match in found]
+    return _comparable(_within(a, methods) if a is b else _between(a, b, methods))
+
+
+def family_of(columns: Iterable[Iterable[str]]) -> tuple[int, int]:
+    """Count the lines of clients and those of means, of all pairs."""
+    counts = Counter(column in MEANS for own in columns for column in own)
+    return counts[False], counts[True]
+
+
+def compared(
+    a: Side, b: Side, pairs: Sequence[Pair], family: tuple[int, int], over: Over = "seeds"
+) -> Comparison:
+    """Put the tests of all pairs together with all else that differs between two runs."""
     return Comparison(
         a=a.path,
         b=b.path,
@@ -259,10 +292,11 @@ def compare(a: Side, b: Side, methods: Sequence[str] = ()) -> Comparison:
         remarks=tuple(dict.fromkeys([*_remarks(a, b), *_doubts(pairs)])),
         metric=a.metric,
         warnings=a.warnings if a is b else (*_named_warnings(a), *_named_warnings(b)),
+        over=over,
     )
 
 
-def _comparable(found: Sequence[_Match]) -> list[_Match]:
+def _comparable(found: Sequence[Match]) -> list[Match]:
     """Leave out rows of other than running statistics that have no score in common."""
     kept, failures = [], list[ConfigError]()
     for match in found:
@@ -281,7 +315,7 @@ def _named_warnings(side: Side) -> Iterator[str]:
     return (f"{side.path}: {text}" for text in side.warnings)
 
 
-def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
+def _within(side: Side, methods: Sequence[str]) -> list[Match]:
     """Every pair of methods in one setting, and of rows that were named with their settings."""
     if len(set(methods)) == 1:
         raise ConfigError("one run: name two of its methods, as --methods fedavg,fedbn, or none")
@@ -289,7 +323,7 @@ def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
     keys = [key for name in methods for key in _keys(side, name, exactly)] or list(side.repeated)
     pairs = itertools.combinations(dict.fromkeys(keys), 2)
     found = [
-        _Match(side, side, x, y)
+        Match(side, side, x, y)
         for x, y in pairs
         if (x.method != y.method and _meet(x, y, keys, keys)) or _both_named(x, y, methods)
     ]
@@ -298,7 +332,7 @@ def _within(side: Side, methods: Sequence[str]) -> list[_Match]:
     return _kinds_together(found)
 
 
-def _between(a: Side, b: Side, methods: Sequence[str]) -> list[_Match]:
+def _between(a: Side, b: Side, methods: Sequence[str]) -> list[Match]:
     """Pair rows of one method and setting; a method with one setting a side needs no equal one."""
     if len(methods) > 2:
         raise ConfigError(f"--methods names {len(methods)}: legal are one, or two to compare")
@@ -307,7 +341,7 @@ def _between(a: Side, b: Side, methods: Sequence[str]) -> list[_Match]:
     exactly = _state_statistics(methods)
     rows_a, rows_b = (_keys(side, name, exactly) for side, name in zip((a, b), names, strict=True))
     found = [
-        _Match(a, b, x, y)
+        Match(a, b, x, y)
         for x, y in itertools.product(rows_a, rows_b)
         if ((crossed or x.method == y.method) and _meet(x, y, rows_a, rows_b))
         or (x.label, y.label) == names
@@ -333,7 +367,7 @@ def _both_named(x: Key, y: Key, names: Sequence[str]) -> bool:
     return {x.label, y.label} <= {*names} or (same and {x.name, y.name} <= {*names})
 
 
-def _kinds_together(found: Sequence[_Match]) -> list[_Match]:
+def _kinds_together(found: Sequence[Match]) -> list[Match]:
     """Put the kinds of statistics that two methods are compared with after one another."""
     pairs = [(match.key_a.running, match.key_b.running) for match in found]
     order = sorted(range(len(found)), key=lambda place: pairs.index(pairs[place]))
@@ -357,7 +391,7 @@ def _keys(side: Side, name: str | None, exactly: bool = False) -> list[Key]:
     return found
 
 
-def _pair(match: _Match, family: tuple[int, int]) -> Pair:
+def _pair(match: Match, family: tuple[int, int]) -> Pair:
     scores, lines = match.a.repeated[match.key_a], []
     splits = any(one.split for own in scores.values() for one in own)
     for column in match.columns:
@@ -368,19 +402,17 @@ def _pair(match: _Match, family: tuple[int, int]) -> Pair:
         ]
         overlap = match.a.overlap(column) if splits else 0.0
         test = paired([y - x for x, y in both], family[column in MEANS], overlap)
-        test = _possible(test, match.a.metric)
+        test = possible(test, match.a.metric)
         a, b = (statistics.fmean(values) for values in zip(*both, strict=True))
         turned = {} if match.a.metric.higher else {"better": "worse", "worse": "better"}
         lines.append(Line(column, a, b, test, turned.get(test.verdict, test.verdict)))
     most_first = sorted(map(match.gaps, match.columns), key=len, reverse=True)
-    repetitions = tuple(dict.fromkeys(itertools.chain.from_iterable(most_first)))
+    repetitions = dict.fromkeys(itertools.chain.from_iterable(most_first))
     axis = "split" if splits else "seed"
-    one, other = match.key_a, match.key_b
-    kind = one.statistics if one.statistics == other.statistics else ""
-    return Pair(one.label, other.label, axis, repetitions, tuple(lines), kind)
+    return match.pair(axis, repetitions, lines)
 
 
-def _possible(test: Paired, metric: Metric) -> Paired:
+def possible(test: Paired, metric: Metric) -> Paired:
     """Cut an interval to the differences that the metric can have at all."""
     if (most := metric.largest_difference) is None or test.low is None or test.high is None:
         return test
@@ -433,10 +465,11 @@ def arrow(methods: tuple[str, str], named: bool = False) -> str:
     return b if a == b else f"{a} → {b}"
 
 
-def score_titles(metric: Metric) -> tuple[str, ...]:
+def score_titles(metric: Metric, over: Over = "seeds") -> tuple[str, ...]:
     """The titles of the columns of `score_rows`."""
     sides = [f"{side}, {metric.unit}" if metric.unit else side for side in "AB"]
-    tests = ("B − A", "95 % interval", "p", "detectable", "verdict on B")
+    about = {"seeds": "detectable", "samples": "samples"}[over]
+    tests = ("B − A", "95 % interval", "p", about, "verdict on B")
     return ("method", "client", *sides, *tests)
 
 
@@ -538,7 +571,7 @@ def markdown(found: Comparison) -> str:
             for row in score_rows(pair, found.metric, named=True, headed=bool(heading))
         ]
         parts += [f"{heading[:1].upper()}{heading[1:]}:"] if heading else []
-        parts.append(table(score_titles(found.metric), rows))
+        parts.append(table(score_titles(found.metric, found.over), rows))
     if gained := gain_rows(found, named=True):
         parts += ["## The mean, by statistics", table(gain_titles(found), gained)]
     parts.append(harmless(explanation(found)))
@@ -561,17 +594,29 @@ def explanation(found: Comparison) -> str:
         if line.test.repetitions < len(pair.repetitions)
     ]
     n += f", fewer at {listed(fewer)}" if fewer else ""
+    compared = counted(clients, "comparison of a client", "comparisons of clients")
+    apart = f", and separately for {counted(means, 'mean')}" if means else ""
+    adjusted = f"Intervals and p are adjusted for {compared}{apart} (Bonferroni)"
+    if found.over == "samples":
+        parts = [
+            n,
+            *_tests_over_samples(found),
+            adjusted,
+            "'better' and 'worse': the adjusted p is below 0.05",
+            generalises(found.pairs, found.over),
+            "Test samples count as independent: several of one patient make intervals too narrow",
+        ]
+        return ". ".join(parts) + "."
     tests = "Paired t-tests"
     if axis == "split":
         tests += ", corrected for overlapping splits (Nadeau and Bengio 2003)"
-    compared = counted(clients, "comparison of a client", "comparisons of clients")
-    apart = f", and separately for {counted(means, 'mean')}" if means else ""
     parts = [
         n,
         tests,
-        f"Intervals and p are adjusted for {compared}{apart} (Bonferroni)",
+        adjusted,
         "'better' and 'worse': the interval excludes 0",
         "'detectable': the difference that this many repetitions find in four of five cases",
+        generalises(found.pairs, found.over),
     ]
     if count < FEWEST:
         alike = count == max(line.test.repetitions for _, line in lines)
@@ -591,6 +636,42 @@ def explanation(found: Comparison) -> str:
     return ". ".join(parts) + "."
 
 
+def generalises(pairs: Sequence[Pair], over: Over = "seeds") -> str:
+    """Say what the tests of pairs generalise to."""
+    said = "The test generalises to"
+    if over == "seeds":
+        if pairs[0].axis == "split":
+            return f"{said} other splits of the same data, not to other sites"
+        return (
+            f"{said} another training on the same data and the same test samples, not to other "
+            "sites or other splits"
+        )
+    reach = {line.test.repetitions >= FEWEST for pair in pairs for line in pair.lines}
+    fixed = "other test samples from the same sites for these trained models"
+    both = "another training on the same data and to other test samples from the same sites"
+    neither = "not to other sites or other splits"
+    if reach == {True, False}:
+        said = f"With {FEWEST} seeds or more the test generalises to"
+        return f"{said} {both}; with fewer, to {fixed}; {neither}"
+    return f"{said} {both if True in reach else fixed}, {neither}"
+
+
+def _tests_over_samples(found: Comparison) -> Iterator[str]:
+    """Say which tests over test samples were made."""
+    lines = [line for pair in found.pairs for line in pair.lines]
+    tests = [line.test for line in lines if isinstance(line.test, PairedSamples)]
+    if any(test.exact for test in tests):
+        yield "A client with one seed: McNemar's exact test, and the interval of Tango (1998)"
+    if any(not test.exact for test in tests):
+        over = "test samples within each client"
+        if all(test.over_seeds for test in tests if not test.exact):
+            over += " and over seeds"
+        elif any(test.over_seeds for test in tests):
+            over += f", and over seeds from {FEWEST} on"
+        others = "Else: paired t-tests" if any(t.exact for t in tests) else "Paired t-tests"
+        yield f"{others} with the variance over {over}"
+
+
 def _cells(line: Line, form: str) -> tuple[str, ...]:
     low, high = line.test.low, line.test.high
     interval = "–"
@@ -598,9 +679,11 @@ def _cells(line: Line, form: str) -> tuple[str, ...]:
         interval = f"{_signed(low, form)} to {_signed(high, form)}"
     p = line.test.p
     shown = "–" if p is None else f"{p:.2g}" if p >= 0.001 else "< 0.001"
-    least = "–" if line.test.detectable is None else f"{line.test.detectable:{form}}"
+    about = "–" if line.test.detectable is None else f"{line.test.detectable:{form}}"
+    if isinstance(line.test, PairedSamples):
+        about = f"{line.test.samples:,}"
     means = f"{line.a:{form}}", f"{line.b:{form}}", _signed(line.test.difference, form)
-    return line.client, *means, interval, shown, least, line.verdict
+    return line.client, *means, interval, shown, about, line.verdict
 
 
 def _signed(value: float, form: str) -> str:
