@@ -17,6 +17,7 @@ from safetensors.torch import load
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
+from fedbn.core import plan as plan_module
 from fedbn.errors import ConfigError, FedbnError, NotApproved, TooFewClients
 from fedbn.experiments.configuration import checked
 from fedbn.flower import messages, server_app
@@ -146,6 +147,19 @@ def test_a_method_that_trains_very_often_is_refused_at_once(bench: Bench) -> Non
             RecordDict(),
         )
     assert time.monotonic() - begun < 20
+
+
+def test_a_run_of_very_many_rounds_is_refused_before_its_learning_rates_are_computed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("a million steps of a schedule")
+
+    monkeypatch.setattr(plan_module, "rates", never)
+    schedule = {"rounds": 1_000_000, "schedule": "CosineAnnealingLR"}
+    (order,) = server_app.orders(checked({**RAW, "training": schedule}), "fed")
+    with pytest.raises(Forbidden, match=r"forbids 1,000,000 rounds \(max_rounds = 1,000\)"):
+        bench.site("plain", policy=STRICT).answer(messages.put(order), RecordDict())
 
 
 def test_a_method_of_very_many_pieces_is_refused_before_it_is_made(bench: Bench) -> None:

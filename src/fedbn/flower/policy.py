@@ -23,6 +23,7 @@ from fedbn.core.plan import Plan
 from fedbn.core.state import entries, schema_hash
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import checked, explained, read_toml
+from fedbn.experiments.jobs import Job
 from fedbn.experiments.sources import suggested_for
 from fedbn.flower.messages import Order
 from fedbn.flower.update_bounds import OPTIMIZERS, class_weight_fault, forbidden, undecided
@@ -150,7 +151,6 @@ def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
     own = next(client for client in plan.federation.clients if client.name == site)
     _check_method(policy, order, plan)
     _check_model(policy, order, plan)
-    _bounded(policy, "max_rounds", plan.training.rounds, "rounds")
     if order.round > plan.training.rounds:
         raise Forbidden(f"round {order.round} of {plan.training.rounds}: the run is over")
     if order.kind == "train" and order.round < 1:
@@ -160,6 +160,11 @@ def check_order(policy: Policy, order: Order, plan: Plan, site: str) -> None:
         _bounded(policy, "min_sites", plan.clients_a_round, "sites a round")
     _check_steps(policy, plan, own)
     _check_update(policy, order, plan, own)  # counts steps one by one, so not before their limit
+
+
+def check_rounds(policy: Policy, job: Job) -> None:
+    """Refuse a run of more rounds than the policy allows."""
+    _bounded(policy, "max_rounds", job.setting.experiment.training.total_rounds, "rounds")
 
 
 def check_runs(policy: Policy, root: Path, run: Path) -> None:

@@ -46,7 +46,13 @@ from fedbn.flower.model_size import (
     check_model_size,
     limited_model,
 )
-from fedbn.flower.policy import Forbidden, ForbiddenByLabels, check_order, check_runs
+from fedbn.flower.policy import (
+    Forbidden,
+    ForbiddenByLabels,
+    check_order,
+    check_rounds,
+    check_runs,
+)
 from fedbn.flower.query_budget import check_length
 from fedbn.flower.site_job import Desk, Failed, SiteOptions, run_folder
 from fedbn.runs.folder import check_name
@@ -82,7 +88,7 @@ class Site:
         try:
             desk = None if order.kind == "hello" else self._desk(order, job)
             plan = desk.plan if desk else self._plan(order, job)
-            self._allow(order, job, plan)
+            self._allow(order, plan)
         except Exception as error:
             if self._tells(order, error):
                 raise
@@ -123,14 +129,17 @@ class Site:
         plan = self._plan(order, job)
         yield True, self.hello(order, plan).text
         try:
-            self._allow(order, job, plan)
+            self._allow(order, plan)
             yield True, "the site's policy allows it"
         except FedbnError as error:
             yield False, str(error)
 
     def _plan(self, order: Order, job: Job) -> Plan:
-        """Make the model for the site's data, once it is known not to be too large."""
-        federation, most = self._alone(order, job), self.options.policy.max_model_mb
+        """Make the model for the site's data, once the run and the model are not too large."""
+        policy = self.options.policy
+        check_rounds(policy, job)  # first: the learning rate of every round is computed
+        check_length(policy, job)
+        federation, most = self._alone(order, job), policy.max_model_mb
         try:
             check_model_size(job.setting.experiment, federation, most)
             with limited_model(most):
@@ -138,11 +147,10 @@ class Site:
         except ModelTooLarge as error:
             raise Forbidden(str(error)) from error
 
-    def _allow(self, order: Order, job: Job, plan: Plan) -> None:
+    def _allow(self, order: Order, plan: Plan) -> None:
         """Refuse what the policy forbids, and what no person at the site has approved."""
         options, policy = self.options, self.options.policy
         check_order(policy, order, plan, options.name)
-        check_length(policy, job)
         if options.folder is not None:
             check_runs(policy, options.folder, run_folder(options.folder, order).path)
         self._check_approval(order, plan)
