@@ -38,7 +38,8 @@ def rich() -> Federation:
         Client("a", "one", masks, {"one": half}, none),
         Client("b", "two", half, {"two": half}),
     )
-    return Federation("rich", clients, ("x", "y"), remarks=("made up",))
+    told = {"group_scope": "global", "levels": {"a": [[0.0], [1.0]]}}
+    return Federation("rich", clients, ("x", "y"), remarks=("made up",), preparation=told)
 
 
 @pytest.fixture
@@ -60,6 +61,7 @@ def test_what_is_mapped_is_what_was_shared(rich: Federation, closing: list[int])
     assert found["B=1"] is found["B=2"]
     for mine, theirs in ((found["B=1"], rich), (found["B=3"], other)):
         assert (mine.name, mine.classes) == (theirs.name, theirs.classes)
+        assert mine.preparation == theirs.preparation
         assert mine.fingerprint() == theirs.fingerprint()
         assert [c.domain for c in mine.clients] == [c.domain for c in theirs.clients]
         assert [len(c.splits) for c in mine.clients] == [len(c.splits) for c in theirs.clients]
@@ -106,4 +108,18 @@ def test_workers_read_no_data_again(tmp_path: Path) -> None:
         assert answer.code == 0, answer.err
     assert "2 side by side" in answer.err
     assert (tmp_path / "readings").read_text() == 2 * "read\n"  # once a run
+    assert bits(tmp_path / "1") == bits(tmp_path / "2")
+
+
+def test_workers_hold_out_the_same_patients_where_ids_are_global(tmp_path: Path) -> None:
+    rows = [f"{n % 7},{n * n % 11},{'ab'[n % 2]},p{n // 3},{n % 2}" for n in range(90)]
+    (tmp_path / "all.csv").write_text("\n".join(["age,dose,site,patient,ill", *rows]) + "\n")
+    options = {"label": "ill", "site": "site", "group": "patient", "group_scope": "global"}
+    asked = ["run", "--data", tmp_path / "all.csv", "--model", "mlp", "--rounds", 2, "--seed", 0]
+    asked += ["--method", "fedavg", "--method", "fedbn", "--set", "evaluation.validation=0.4"]
+    asked += [word for key, one in options.items() for word in ("--set", f"data.{key}={one}")]
+    for workers in (1, 2):
+        answer = call(*asked, "--workers", workers, "--out", tmp_path / str(workers))
+        assert answer.code == 0, answer.err
+    assert "2 side by side" in answer.err
     assert bits(tmp_path / "1") == bits(tmp_path / "2")

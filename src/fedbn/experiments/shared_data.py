@@ -46,7 +46,7 @@ def share(federations: Mapping[str, Federation]) -> int | None:
             )
             for c in one.clients
         ]
-        described.append((one.name, one.classes, splits))
+        described.append((one.name, one.classes, splits, dict(one.preparation)))
     settings = {name: [*distinct].index(id(one)) for name, one in known.items()}
     places, end = [], 0
     for _, tensor in tensors.values():
@@ -86,8 +86,8 @@ def shared(descriptor: int) -> dict[str, Federation]:
         return Client(name, domain, split(train), tested, split(valid) if valid else None)
 
     found = [
-        Federation(name, tuple(map(client, clients)), tuple(classes))
-        for name, classes, clients in described
+        Federation(name, tuple(map(client, clients)), tuple(classes), preparation=preparation)
+        for name, classes, clients, preparation in described
     ]
     return {setting: found[place] for setting, place in settings.items()}
 
