@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 from PIL import Image
 
 import fedbn
 from commanding import Processes, arrays, bits, call, flip_row, newest, until
 from fedbn.core.federation import Split
-from fedbn.data.new_samples import read_samples
 from fedbn.runs.folder import RunFolder
 from fedbn.trained.evaluation import evaluate_all
 

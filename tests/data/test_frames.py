@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loading import read_samples
 
 import fedbn
 from fedbn.data.arrays import tensor_of
-from fedbn.data.new_samples import read_samples
 from fedbn.data.python_data import federation_of
 from fedbn.errors import ConfigError, DataError
 
@@ -123,7 +123,7 @@ def test_a_patients_prediction_does_not_depend_on_the_rows_beside(caplog):
     adapted = run.adapt(both, site="z")  # whose means nobody knows
     assert len(adapted.predict(both, "z")) == 2
     assert {record.message for record in caplog.records} == {
-        "x: 1 empty cells filled with the mean of these rows"
+        "x: 1 empty cells filled with the mean of these rows"  # then they are known
     }
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 
 from fedbn.core.findings import check_federation
-from fedbn.data.new_samples import read_samples
 from fedbn.datasets.heart import SITES, heart
 from fedbn.errors import DataError
 from fedbn.experiments.environment import facts_of

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 from PIL import Image
 
 import fedbn
@@ -15,7 +16,6 @@ from fedbn.core.federation import Split
 from fedbn.data import own_pictures
 from fedbn.data.checks import examine_path, recognize
 from fedbn.data.lazy_split import LazySplit
-from fedbn.data.new_samples import read_samples
 from fedbn.datasets.own_files import folders
 from fedbn.errors import ConfigError, DataError
 from fedbn.trained.evaluation import domain_tests

@@ -67,7 +67,7 @@ def test_an_unknown_class_of_a_new_table_is_named_by_its_row(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text(text)
     run = fedbn.fit(str(tmp_path), rounds=1, data__label="ill")
-    from fedbn.data.new_samples import read_samples
+    from loading import read_samples
 
     (tmp_path / "a.csv").write_text(text.replace("23,y", "23,maybe"))
     with pytest.raises(DataError, match=r"a\.csv, column 'ill', row 5: unknown class 'maybe'"):

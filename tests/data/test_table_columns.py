@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 
 import fedbn
 from commanding import call
 from fedbn.core.federation import Client, Federation, Split
 from fedbn.core.findings import check_federation
 from fedbn.data.checks import examine_path
-from fedbn.data.new_samples import read_samples
 from fedbn.data.table_checks import check_dates
 from fedbn.datasets.own_files import tables
 from fedbn.errors import DataError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from loading import loaded
+from loading import loaded, read_samples
 
 from fedbn.core.findings import check_federation
-from fedbn.data.new_samples import read_samples
+from fedbn.data.preparation import prepared
 from fedbn.datasets.own_files import tables
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.environment import facts_of
@@ -83,7 +83,7 @@ def test_a_missing_value_names_row_and_column_and_may_be_filled(tmp_path):
     path = write(tmp_path, a=lines, b=rows(10))
     with pytest.raises(DataError, match=r"a\.csv, row 5: no value in column 'age'"):
         tables(path, label="ill", id="key")
-    a = tables(path, label="ill", id="key", missing="mean").clients[0]
+    a = prepared(tables(path, label="ill", id="key", missing="mean")).clients[0]
     whole = torch.cat([a.train.x, a.tests["a"].x])
     assert bool(torch.isfinite(whole).all())
     assert whole[:, 1:].sum(1).tolist().count(0) == 1  # the missing colour is neither
@@ -92,7 +92,7 @@ def test_a_missing_value_names_row_and_column_and_may_be_filled(tmp_path):
 def test_the_mean_is_of_training_rows_only(tmp_path):
     lines = [f"{n},{'' if n == 0 else 2 if n < 5 else 100},r,{n % 2}" for n in range(10)]
     path = write(tmp_path, a=lines, b=rows(10))
-    a = tables(path, label="ill", drop=["key"], missing="mean").clients[0]
+    a = prepared(tables(path, label="ill", drop=["key"], missing="mean")).clients[0]
     test = a.tests["a"].x[:, 0]
     everything = torch.cat([a.train.x[:, 0], test])
     value = next(v for v in everything.tolist() if v not in (2.0, 100.0))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 from PIL import Image
 
 from fedbn.data.images import read_pictures
-from fedbn.data.new_samples import read_samples
+from fedbn.data.preparation import prepared
 from fedbn.datasets.own_files import tables
 from fedbn.errors import DataError
 from fedbn.experiments.environment import facts_of
@@ -241,7 +242,7 @@ def test_an_empty_cell_becomes_the_mean_of_the_clients_training_rows(tmp_path: P
         ages = [str(first + n) if n else "" for n in range(12)]
         lines = "".join(f"{age},{n % 2},{'xy'[n % 2]}\n" for n, age in enumerate(ages))
         (home / f"{site}.csv").write_text(f"age,ill,ward\n{lines}")
-    made = tables(str(home), label="ill", missing="mean")
+    made = prepared(tables(str(home), label="ill", missing="mean"))
     inputs = json.loads(json.dumps(facts_of(made)))
     for client, first in (("a", 2), ("b", 50)):
         mean = made.clients[client == "b"].train.x[:, 0].mean()

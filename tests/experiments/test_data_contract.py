@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 from PIL import Image
 
 from fedbn.core.federation import Federation
-from fedbn.data.new_samples import levelled, levels_of, read_samples
+from fedbn.data.preparation import levelled, levels_of
 from fedbn.errors import ConfigError, DataError, Misfit
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.data_survey import proposed, report_of
@@ -291,7 +292,7 @@ def test_constants_of_the_contract_are_everybodys(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 1 means, a sample 5 features"):
         alone(section(file, {**CONTRACT, "normalize": [[0.0], [1.0]]}), "nyu")
     for wrong in ("mine", [[0.0]], [[0.0], [0.0]], [[0.0, 1.0], [1.0]]):
-        with pytest.raises(ConfigError, match=r"legal are 'none', 'site' and \[\[means\]"):
+        with pytest.raises(ConfigError, match=r"legal are 'none', 'numeric', 'site' and"):
             checked({"data": {"contract": {**CONTRACT, "normalize": wrong}}})
 
 

@@ -16,10 +16,10 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flower_bench import Bench, FakeGrid
 from flwr.app import ArrayRecord, Message, RecordDict
+from loading import read_samples
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
-from fedbn.data.new_samples import read_samples
 from fedbn.errors import ConfigError, TooFewClients
 from fedbn.experiments.configuration import checked
 from fedbn.experiments.jobs import Job, jobs

@@ -96,7 +96,7 @@ def test_a_contract_with_many_categories_takes_no_memory_before_approval(tmp_pat
     site = Site(SiteOptions("nyu", {"path": str(file)}, policy=Policy(), home=tmp_path / "home"))
     Path("/proc/self/clear_refs").write_text("5")
     before, begun = peak(), time.monotonic()
-    with pytest.raises(FedbnError, match=r"forbids 3,600 MB of samples \(max_data_mb = 2,048\)"):
+    with pytest.raises(FedbnError, match=r"forbids 4,800 MB of samples \(max_data_mb = 2,048\)"):
         site.answer(messages.put(order), RecordDict())
     assert peak() - before < 300_000_000
     assert time.monotonic() - begun < 30

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import read_samples
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -14,7 +15,6 @@ from torch import nn
 import fedbn
 from fedbn.core.federation import Targets
 from fedbn.data.checks import recognize
-from fedbn.data.new_samples import read_samples
 from fedbn.datasets.own_files import masks, tables
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError
 from fedbn.models.networks import resnet18, unet

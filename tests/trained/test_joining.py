@@ -182,7 +182,9 @@ def test_a_patient_of_a_new_site_is_on_one_side(patients: Trained, tmp_path: Pat
     assert apart(client.train, client.tests["c"])
     assert (len(client.train), len(client.tests["c"])) == (20, 4)
     whole = labelled(
-        patients, read_samples(tmp_path / "patient.csv", patients.inputs), tmp_path / "patient.csv"
+        patients,
+        read_samples(tmp_path / "patient.csv", patients.preparation),
+        tmp_path / "patient.csv",
     )
     assert apart(*divided(whole, None, "c"))
 

@@ -17,8 +17,8 @@ from fedbn.errors import ConfigError
 from fedbn.experiments.configuration import held_experiment
 from fedbn.text import plain, shown
 from fedbn.trained import adaptation
-from fedbn.trained.adaptation import AS_IT_IS, Compared, Options, best, divided, split_of, with_site
-from fedbn.trained.joining import labelled, own_test, prepare_join
+from fedbn.trained.adaptation import AS_IT_IS, Compared, Options, best, divided, new_site, with_site
+from fedbn.trained.joining import completed_by_first, labelled, own_test, prepare_join
 from fedbn.trained.local_parts import check_site
 from fedbn.trained.opening import open_run
 from fedbn.trained.seen_samples import without_seen
@@ -102,8 +102,8 @@ def adapt(
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     trained.check_network()
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
-    new = NewSite(site, data, test, read_samples(data, trained.inputs, "train"))
-    say(*new.samples.notes)
+    new = GivenSite(site, data, test, read_samples(data, trained.preparation, "train"))
+    say(*new.samples.notes, *new.samples.completed_as_new(trained.preparation)[2])
     base: dict[str, Any] = {"like": like, "epochs": epochs or Options().epochs}
     found = _compared(trained, new, Options(**base), rounds) if compare else []
     chosen_here = compare and how is None
@@ -123,7 +123,7 @@ def adapt(
 
 
 @dataclass(frozen=True)
-class NewSite:
+class GivenSite:
     """A site that never trained: its name, where its data and test data lie, what was read."""
 
     name: str
@@ -133,13 +133,15 @@ class NewSite:
 
 
 def _compared(
-    trained: Trained, new: NewSite, options: Options, rounds: int | None
+    trained: Trained, new: GivenSite, options: Options, rounds: int | None
 ) -> list[Compared]:
     held = own_test(trained, new.samples, new.data, new.test)
     adapting, scoring = divided(labelled(trained, new.samples, new.data), held, new.name)
     place = shown(new.test or new.data)
-    scoring, left_out = without_seen(trained, scoring, place, adapting=adapting.x)
+    unseen, left_out = without_seen(trained, scoring, place, adapting=adapting.x)
     say(*left_out)
+    splits = (adapting, scoring.take(unseen))
+    (adapting, scoring), _ = completed_by_first(trained, new.samples.where, *splits)
     what = "samples held out of them" if held is None else "test samples"
     say(f"adapted with {len(adapting)} samples, scored on {len(scoring)} {what}")
     found = list(adaptation.compare(trained, new.name, adapting, scoring, options, rounds))
@@ -168,10 +170,9 @@ def _say_if_unadapted_is_best(found: list[Compared], metric: Metric) -> None:
         say(f"warning: {name!r} scores better than every way to adapt: adapting may do harm here")
 
 
-def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, Any]) -> None:
-    y = new.samples.y
-    data = split_of(trained, new.samples.x, y, "the data")
-    run, made = with_site(trained, new.name, data, y is not None, options, store=True, facts=facts)
+def _store(trained: Trained, new: GivenSite, options: Options, facts: dict[str, Any]) -> None:
+    site = new_site(trained, new.samples)
+    run, made = with_site(trained, new.name, site, options, store=True, facts=facts)
     apart = ", ".join(f"{name} {far:.2f}" for name, far in made.distances.to.items())
     among = made.distances.among
     known = "" if among is None else f" (known sites are up to {among:.2f} apart)"
@@ -179,4 +180,4 @@ def _store(trained: Trained, new: NewSite, options: Options, facts: dict[str, An
     say(*(f"warning: {text}" for text in made.warnings))
     like = f" like {made.like}" if made.like else ""
     home = getattr(run.adapted[new.name], "folder", None)
-    emit(f"{new.name}: {made.options.how}{like}, from {len(data)} samples; stored in {home}")
+    emit(f"{new.name}: {made.options.how}{like}, from {len(site.data)} samples; stored in {home}")

@@ -21,6 +21,7 @@ from fedbn.core.federation import Client, Federation
 from fedbn.core.findings import Finding, in_order
 from fedbn.data.benchmarks import PicturesInfo
 from fedbn.data.checks import examine, examine_benchmark, examine_path, stopped
+from fedbn.data.preparation import prepared
 from fedbn.data.storage import data_root
 from fedbn.data.survey import survey
 from fedbn.datasets import PUBLIC_PICTURES, info_of, own_files
@@ -33,6 +34,7 @@ from fedbn.experiments.sources import (
     load_federation,
     named_task,
     options_of,
+    read_federation,
     suggested_for,
 )
 from fedbn.results.data_figure import draw_data
@@ -252,13 +254,13 @@ def _own(section: DataSection, task: str | None) -> list[Finding]:
     read: list[Federation] = []
 
     def load(changed: Mapping[str, Any]) -> Federation:
-        read.append(load_federation(section.model_copy(update=changed), task=task))
+        read.append(read_federation(section.model_copy(update=changed), task=task))
         return read[-1]
 
     found = examine_path(section.path or "", section.options, load)
-    usable = bool(read) and not stopped(found)
-    if usable and suggested_for(read[-1]) == "mlp" and (text := scale_warning(read[-1])):
-        found.append(Finding("warning", "", read[-1].name, text))
+    if read and suggested_for(read[-1]) == "mlp" and not stopped(found):
+        text = scale_warning(prepared(read[-1]))
+        found += [Finding("warning", "", read[-1].name, text)] if text else []
     if not stopped(found):
         say(*filter(None, data_name(section)[1:]))
     return found
@@ -268,7 +270,7 @@ def _registered(section: DataSection, task: str | None) -> list[Finding]:
     """Read a data set as a run would; of a benchmark of pictures, look at all its files too."""
     name, _ = data_name(section)
     try:
-        found = examine(load_federation(section, task=task))
+        found = examine(read_federation(section, task=task))
     except DataError as error:
         found = [Finding("error", "", name, str(error))]
     info = None if ":" in name else info_of(name)

@@ -93,11 +93,11 @@ def predict(
         raise ConfigError(f"--out {out}: expected a name that ends in .csv, got {out.suffix}")
     trained = open_run(run, method=method, seed=seed, setting=setting, notes=say)
     trained.model(client)
-    samples = read_samples(data, trained.inputs, client=client)
-    say(*samples.notes)
+    samples = read_samples(data, trained.preparation, pooled=client == "all")
     found = predicted(trained, client, samples)
+    say(*samples.notes, *found.notes)
     if found.labels is not None:
-        words, unknown = where_seen(trained, client, samples.x)
+        words, unknown = where_seen(trained, client, samples.encoded)
         found = replace(found, seen=words)
         say(*_seen_told(found, client, unknown))
     if out is None:
@@ -240,13 +240,14 @@ def _own_tests(trained: Trained) -> dict[str, AnySplit]:
 
 def _tests(trained: Trained, data: Path) -> tuple[dict[str, AnySplit], list[str]]:
     """Read samples to score on; and name the adapted sites that have seen some of them."""
-    samples = read_samples(data, trained.inputs)
-    say(*samples.notes)
+    samples = read_samples(data, trained.preparation)
     whole, where = labelled(trained, samples, data), shown(data)
-    split, left_out = without_seen(trained, whole, where, samples.names)
-    sites, said = adapted_with(trained, split, where)
+    completed, notes = trained.completed(samples, "")
+    say(*samples.notes, *notes)
+    new, left_out = without_seen(trained, whole, where, samples.names)
+    sites, said = adapted_with(trained, whole.take(new), where)
     say(*left_out, *said)
-    return {data.resolve().stem or "data": split}, sites
+    return {data.resolve().stem or "data": replace(whole, x=completed).take(new)}, sites
 
 
 def _print_matrices(found: Sequence[Matrix], metric: Metric) -> None:

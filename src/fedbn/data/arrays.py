@@ -60,6 +60,17 @@ def tensor_of(value: Any, where: str) -> Tensor:
     return tensor
 
 
+def in_float32(x: Any) -> Any:
+    """Return an array of numbers other than bytes in float32, whatever way it is stored.
+
+    What overflows becomes infinite; checks of samples name it.
+    """
+    if not isinstance(x, np.ndarray) or x.dtype == np.uint8 or x.dtype.kind not in "fiub":
+        return x
+    with np.errstate(all="ignore"):
+        return x.astype(np.float32)
+
+
 def as_samples(x: Tensor) -> Tensor:
     """Return samples as `uint8` pixels or as floats; vectors are numbers, whatever their type.
 
@@ -208,7 +219,7 @@ def common_classes(contents: Mapping[Path, Content]) -> tuple[str, ...] | None:
 
 def array_samples(content: Content, part: str, file: Path) -> Tensor:
     """Return the samples of the part `train` or `test` of what an npz holds."""
-    return channels_first(_array(content, part, "x", file), f"{file}, {part}")
+    return samples_of(_array(content, part, "x", file), f"{file}, {part}", grey=True)
 
 
 def array_targets(content: Content, part: str, file: Path) -> NDArray[np.generic]:
@@ -227,18 +238,23 @@ def channels_moved(x: Any, at: int = 1) -> Any:
     return np.ascontiguousarray(np.moveaxis(x, -1, at)) if x.shape[-1] in _CHANNELS else x
 
 
-def channels_first(x: NDArray[np.generic], where: str, shape: tuple[int, ...] = ()) -> Tensor:
-    """Bring samples to (n, ...), `uint8` or float32; those of a known shape keep it."""
-    if x.ndim < 2:
-        raise DataError(f"{where}: samples of shape {x.shape}; expected (n, ...)")
-    if x.dtype != np.uint8 or x.ndim == 2:  # a row of bytes is numbers of a table, not pixels
-        if x.dtype.kind not in "fiub":
-            raise DataError(f"{where}: samples of dtype {x.dtype}; legal are uint8 and floats")
-        with np.errstate(all="ignore"):  # what overflows is infinite, and named by the checks
-            x = x.astype(np.float32)
-    if x.shape[1:] != shape:
-        x = x[:, None] if x.ndim == 3 else channels_moved(x)
-    return torch.from_numpy(np.ascontiguousarray(x))
+def samples_of(x: Any, where: str, grey: bool = False) -> Tensor:
+    """Return the raw samples of a client as a tensor (n, ...), `uint8` pixels or float32.
+
+    Args:
+        x: An array, a tensor, numbers in lists, or a DataFrame of numbers.
+        where: What messages call the samples.
+        grey: True if arrays (n, height, width) are pictures of one channel.
+
+    Raises:
+        DataError: The samples are no numbers, or have no first dimension of their own.
+    """
+    if grey and isinstance(x, np.ndarray) and x.ndim == 3:
+        x = x[:, None]
+    tensor = tensor_of(in_float32(channels_moved(x)), where)
+    if tensor.dim() < 2:
+        raise DataError(f"{where}: samples of shape {tuple(tensor.shape)}; expected (n, ...)")
+    return as_samples(tensor)
 
 
 def _array(content: Content, part: str, kind: str, file: Path) -> NDArray[np.generic]:

@@ -23,6 +23,7 @@ from fedbn.data.file_checks import benchmark_findings, picture_findings, refusal
 from fedbn.data.image_folders import FOLDER_LAYOUT, Unread
 from fedbn.data.images import DEPTH, is_picture
 from fedbn.data.masks import MASK_LAYOUT, has_masks
+from fedbn.data.preparation import prepared
 from fedbn.data.storage import is_hidden, subfolders
 from fedbn.data.table_files import TABLE_LAYOUT, TABLE_SUFFIXES, table_files, table_header
 from fedbn.errors import ConfigError, DataError
@@ -35,12 +36,17 @@ _A_PICTURE = 64
 """Samples of fewer values may well be equal by chance."""
 
 
-def examine(federation: Federation) -> list[Finding]:
-    """Look for faults in data that was read, and for what may spoil a result; errors come first."""
-    return in_order(_federation(federation))
+def examine(read: Federation) -> list[Finding]:
+    """Look for faults in data that was read, and for what may spoil a result; errors come first.
+
+    Samples are looked at as models would take them. Equal samples of two sites are found before
+    each site completes them in its own way.
+    """
+    return in_order(_federation(read))
 
 
-def _federation(federation: Federation) -> Iterator[Finding]:
+def _federation(read: Federation) -> Iterator[Finding]:
+    federation = prepared(read)
     yield from findings_in(federation)
     for client in federation.clients:
         there = [count for count in class_counts(client, federation.classes).values() if count]
@@ -52,7 +58,7 @@ def _federation(federation: Federation) -> Iterator[Finding]:
     if len({x.shape[1:] for x in usable.values()}) == 1:
         yield from _constants(usable, held)
         yield from _scales(usable)
-    yield from _twice(federation.clients)
+    yield from _twice(read.clients)
     for client in federation.clients:
         for part, split in client.named_splits():
             # Samples that are not in memory are read, to hear what is wrong with a bad one.
@@ -194,7 +200,7 @@ def _has_pictures(site: Path) -> bool:
 
 
 Read = Callable[[Mapping[str, Any]], Federation]
-"""Reads data whole, as a run would, with these options changed."""
+"""Reads and encodes data whole, as a run would, with these options changed."""
 
 
 def examine_benchmark(benchmark: Benchmark, root: Path) -> list[Finding]:

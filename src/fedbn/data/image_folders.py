@@ -13,17 +13,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import Augment, Client, Split, in_floats
+from fedbn.core.federation import Augment, Client, Split, in_floats, scaled
 from fedbn.core.findings import Warned, check_name
 from fedbn.core.randomness import generator, stratified, stratified_groups
 from fedbn.data.arrays import numbered_groups
-from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
+from fedbn.data.images import (
+    DEPTH,
+    Constants,
+    is_picture,
+    normalised,
+    picture_tensor,
+    pictures_below,
+    read_pictures,
+    watched,
+)
 from fedbn.data.storage import (
     cached,
     check_distinct,
@@ -127,15 +136,36 @@ def listed(folders: Mapping[str, Sequence[Path]], classes: Sequence[str]) -> Pic
 
 @dataclass(frozen=True)
 class PictureReader:
-    """How pictures become samples: their side in pixels, and the 16-bit value that becomes 1.
+    """How picture files become samples, in training and afterwards.
 
-    `keep` names the data set whose cache keeps the pixels; None keeps none.
+    Attributes:
+        size: Their side in pixels, or their width and height.
+        depth: The 16-bit value that becomes 1.
+        keep: The data set whose cache keeps the pixels; None keeps none.
+        channels: 3 for RGB, 1 for grey.
+        constants: Means and deviations of pixels from 0 to 1 that are taken off; None for none.
     """
 
-    size: int
+    size: int | tuple[int, int]
     depth: int = DEPTH
     keep: str | None = None
     channels: int = 3
+    constants: Constants | None = None
+
+    @property
+    def oblong(self) -> tuple[int, int]:
+        """The width and the height of a sample."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    def one(self, file: Path, deep: bool) -> Tensor:
+        """Read one picture, as a float where others may have 16 bit (`deep`)."""
+        with watched():
+            x = picture_tensor(file, self.oblong, self.depth, self.channels)
+        return self.finished(scaled(x) if deep else x)
+
+    def finished(self, x: Tensor) -> Tensor:
+        """Return pixels as samples: `uint8`, or floats that constants were taken off."""
+        return normalised(x, self.constants)
 
     def client(
         self, site: str, parts: Sequence[PictureSet], augment: Augment | None = None
@@ -143,7 +173,7 @@ class PictureReader:
         """Read a site's training and test pictures, and those for validation if there are some."""
         train, test, *valid = (
             Split(
-                self._pixels(part.files),
+                self.pixels(part.files),
                 part.labels,
                 groups=part.numbered,
                 files=tuple(f"{file.parent.name}/{file.name}" for file in part.files),
@@ -153,8 +183,9 @@ class PictureReader:
         train = replace(train, augment=augment)
         return Client(site, site, train, {site: test}, valid[0] if valid else None)
 
-    def _pixels(self, files: Sequence[Path]) -> Tensor:
-        how = {"size": self.size, "depth": self.depth, "channels": self.channels}
+    def pixels(self, files: Sequence[Path]) -> Tensor:
+        """Read pictures: `uint8`, or floats where one has 16 bit."""
+        how: dict[str, Any] = {"size": self.size, "depth": self.depth, "channels": self.channels}
         if self.keep is None:
             return read_pictures(files, **how)
         key = {"pixels": _VERSION, **how, "files": fingerprint(files)}

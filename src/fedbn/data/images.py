@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbn.core.engine import cores
+from fedbn.core.federation import scaled
 from fedbn.data.storage import scan
 from fedbn.errors import DataError
 from fedbn.text import one_line, shown
@@ -51,6 +52,8 @@ DEPTH = 65535
 """The 16-bit value that becomes 1, unless said otherwise; 0 becomes −1."""
 PictureDepth = Annotated[int, Field(gt=255, le=DEPTH)]
 PictureSide = Annotated[int, Field(ge=4, le=2048)]
+Constants = Sequence[Sequence[float]]
+"""Means and deviations, one of each by channel or by feature."""
 
 
 def is_picture(file: Path) -> bool:
@@ -172,6 +175,19 @@ def read_pictures(
     for number, picture in deep.items():
         floats[number] = picture
     return floats
+
+
+def normalised(x: Tensor, constants: Constants | None) -> Tensor:
+    """Bring pixels, scaled to [0, 1], to means of 0 and deviations of 1, as ImageNet's are.
+
+    Examples:
+        >>> normalised(torch.full((1, 1, 1), 255, dtype=torch.uint8), [[0.5], [0.25]]).flatten()
+        tensor([2.])
+    """
+    if not constants:
+        return x
+    mean, deviation = (torch.tensor(each).reshape(-1, 1, 1) for each in constants)
+    return ((scaled(x) + 1) / 2 - mean) / deviation
 
 
 def _check_colours(picture: Image.Image, file: Path) -> None:

@@ -20,8 +20,8 @@ from torch import Tensor
 from fedbn.core.federation import Client, Split
 from fedbn.core.findings import check_name
 from fedbn.core.randomness import divided, generator
-from fedbn.data.image_folders import PictureSet, owners
-from fedbn.data.images import opened, pictures_below, read_pictures, watched
+from fedbn.data.image_folders import PictureReader, PictureSet, owners
+from fedbn.data.images import opened, pictures_below, watched
 from fedbn.data.shared_groups import by_index, check_sides, divided_by_id, global_numbers
 from fedbn.data.storage import check_distinct, subfolders
 from fedbn.errors import ConfigError, DataError, unknown
@@ -198,19 +198,27 @@ def numbered(
 
 @dataclass(frozen=True)
 class MaskReader:
-    """How pictures and masks become samples of a width and height.
+    """How pictures and masks become samples, in training and afterwards.
 
     `group` is a pattern that finds, in a file's name, whom it belongs to.
     """
 
-    size: tuple[int, int]
-    depth: int
+    pictures: PictureReader
     group: str | None = None
+
+    def masks(self, found: MaskedPictures) -> dict[Path, NDArray[np.int64]]:
+        """Read the values of a part's masks, in the size of samples."""
+        read = read_masks(found, self.pictures.oblong)
+        return dict(zip(found.masks, read, strict=True))
+
+    def places(self, found: MaskedPictures, values: Sequence[int]) -> Tensor:
+        """Return the masks of a part as places among the values (n, height, width)."""
+        return numbered([*self.masks(found).values()], values, found.masks)
 
     def split(self, found: MaskedPictures, values: Sequence[int]) -> Split:
         """Read a part of a site."""
-        x = read_pictures(found.pictures, self.size, self.depth)
-        y = numbered(read_masks(found, self.size), values, found.masks)
+        x = self.pictures.finished(self.pictures.pixels(found.pictures))
+        y = self.places(found, values)
         whose = () if self.group is None else owners(found.pictures, self.group)
         names = tuple(file.name for file in found.pictures)
         groups = PictureSet(found.pictures, y, whose).numbered

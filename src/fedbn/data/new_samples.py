@@ -1,8 +1,6 @@
 """Further samples for a trained model, with labels or without: pictures, a table or arrays.
 
-They are brought to what the run was trained on, from what the run remembers of it (its `inputs`,
-see `fedbn.experiments.environment`): the shape of a sample, the classes and the columns of a table.
-A picture becomes RGB or grey, is resized like the training pictures and scaled to [−1, 1].
+Files are found here. The run's preparation (`fedbn.data.preparation`) makes samples of them.
 """
 
 from __future__ import annotations
@@ -16,24 +14,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedbn.core.federation import A_CLASS, scaled
-from fedbn.data import arrays, tables
+from fedbn.core.federation import Targets
+from fedbn.data import arrays
 from fedbn.data.benchmarks import plain_name
 from fedbn.data.image_folders import PARTS, owners
-from fedbn.data.images import DEPTH, is_picture, pictures_below, read_pictures
-from fedbn.data.masks import has_masks, numbered, pairs_in, read_masks
-from fedbn.data.own_pictures import normalised
+from fedbn.data.images import DEPTH, is_picture, pictures_below
+from fedbn.data.masks import has_masks, pairs_in
+from fedbn.data.preparation import Preparation, SiteFit
 from fedbn.data.storage import files_in, subfolders
-from fedbn.data.table_files import TABLE_SUFFIXES, Table, read_table
+from fedbn.data.table_files import TABLE_SUFFIXES, Table, is_missing, read_table
+from fedbn.data.tables import frame_table, is_frame, row_groups
 from fedbn.errors import DataError, unknown
 from fedbn.text import shown
 
 Part = Literal["train", "test"]
 LEGAL = "a folder of pictures (class folders in it if labelled), a picture, a table, or an npz file"
-SCALED = 1.01
-_BELOW_ZERO = -0.3
-_WHITE = 255
-_BYTE_LIKE = 100  # whole floats above this value are pixels that were converted, not scaled
 
 
 @dataclass(frozen=True)
@@ -46,18 +41,18 @@ class Found:
     part: str = ""
 
 
-def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
+def find_pictures(folder: Path, known: Preparation, part: str) -> Found:
     """Find the pictures below a folder; folders named like the run's classes label them."""
     below = subfolders(folder)
-    divided = {f.name: f for f in below if f.name in PARTS and _class_folders(f, inputs)}
+    divided = {f.name: f for f in below if f.name in PARTS and _class_folders(f, known)}
     if divided:
         chosen = divided.get(part, next(iter(divided.values())))
-        found = find_pictures(chosen, inputs, part)
+        found = find_pictures(chosen, known, part)
         notes = (f"{shown(folder)}: read its {chosen.name} part", *found.notes)
         return replace(found, notes=notes, part=chosen.name)
-    if named := _class_folders(folder, inputs):
-        return _labelled(folder, named, inputs)
-    if sites := [site for site in below if _class_folders(site, inputs)]:
+    if named := _class_folders(folder, known):
+        return _labelled(folder, named, known)
+    if sites := [site for site in below if _class_folders(site, known)]:
         names = ", ".join(shown(site.name) for site in sites[:10])
         raise DataError(f"{shown(folder)}: a folder of sites ({names}); give one of them")
     if not (files := pictures_below(folder)):
@@ -67,10 +62,10 @@ def find_pictures(folder: Path, inputs: Mapping[str, Any], part: str) -> Found:
     return Found(_called(files, folder), None, notes)
 
 
-def _labelled(folder: Path, named: Sequence[Path], inputs: Mapping[str, Any]) -> Found:
+def _labelled(folder: Path, named: Sequence[Path], known: Preparation) -> Found:
     if any(map(is_picture, files_in(folder))):
         raise DataError(f"{shown(folder)}: pictures both beside and inside folders of classes")
-    classes = list(inputs["classes"])
+    classes = list(known.classes)
     files: dict[Path, str] = {}
     labels: list[int] = []
     for home in subfolders(folder):
@@ -79,23 +74,22 @@ def _labelled(folder: Path, named: Sequence[Path], inputs: Mapping[str, Any]) ->
         if home not in named:
             raise DataError(f"{shown(home)}: {unknown('class', shown(home.name), classes)}")
         files |= _called(found, folder)
-        labels += [classes.index(_meant(home, inputs))] * len(found)
+        labels += [classes.index(_meant(home, known))] * len(found)
     return Found(files, torch.tensor(labels))
 
 
-def _class_folders(folder: Path, inputs: Mapping[str, Any]) -> list[Path]:
+def _class_folders(folder: Path, known: Preparation) -> list[Path]:
     """The folders in one that are named like a class and hold pictures."""
-    known = [f for f in subfolders(folder) if _meant(f, inputs) in inputs["classes"]]
-    return [home for home in known if pictures_below(home)]
+    homes = [f for f in subfolders(folder) if _meant(f, known) in known.classes]
+    return [home for home in homes if pictures_below(home)]
 
 
-def _meant(folder: Path, inputs: Mapping[str, Any]) -> str:
+def _meant(folder: Path, known: Preparation) -> str:
     name = shown(folder.name)
-    aliases = inputs.get("preparation", {}).get("aliases")
-    if name in inputs["classes"] or aliases is None:
+    if name in known.classes or known.aliases is None:
         return name
     plain = plain_name(name)
-    return str(aliases.get(plain, plain))
+    return known.aliases.get(plain, plain)
 
 
 def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
@@ -104,73 +98,74 @@ def _called(files: Sequence[Path], folder: Path) -> dict[Path, str]:
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples (n, ...) ready for a model, what each is called, and labels where there are some.
+    """Samples that were read for a trained model.
 
-    `notes` are for the user; `part` is `train` or `test` where this is one part of divided data;
-    `groups` number whose each is, where the run knows that (`data.group`) and all samples say it.
+    Attributes:
+        encoded: The samples (n, ...), encoded as at every site and not completed.
+        names: What each is called.
+        y: Their targets, where there are some.
+        notes: Messages for the user.
+        part: `train` or `test` where this is one part of divided data.
+        groups: Whose each is, as a number, where the run knows that (`data.group`) and all
+            samples say it.
+        sites: The site of each, where a table says it.
+        where: What messages call them.
+        gaps: How many cells of a table were empty.
     """
 
-    x: Tensor
+    encoded: Tensor
     names: tuple[str, ...]
     y: Tensor | None = None
     notes: tuple[str, ...] = ()
     part: str = ""
     groups: Tensor | None = None
+    sites: tuple[str, ...] = ()
+    where: str = "the data"
+    gaps: int = 0
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.encoded)
 
+    def completed(self, known: Preparation, site: str = "") -> tuple[Tensor, tuple[str, ...]]:
+        """Return the samples as models take them, by the fit of a site; and messages."""
+        if not known.fits_sites:
+            return self.encoded, ()
+        return known.complete(self.encoded, site, self.sites, self.where, self.gaps)
 
-def levels_of(x: Tensor) -> list[list[float]]:
-    """Means and deviations of samples: a channel of pictures, a feature of all else."""
-    rows = scaled(x).double().movedim(1, 0).flatten(1)
-    deviations = rows.std(dim=1).nan_to_num()
-    return [rows.mean(dim=1).tolist(), torch.where(deviations > 0, deviations, 1.0).tolist()]
-
-
-def levelled(x: Tensor, levels: Sequence[Sequence[float]]) -> Tensor:
-    """Bring samples to means of 0 and deviations of 1.
-
-    Examples:
-        >>> levelled(torch.tensor([[1.0, 9.0], [3.0, 9.0]]), [[2.0, 9.0], [1.0, 1.0]])
-        tensor([[-1.,  0.],
-                [ 1.,  0.]])
-    """
-    mean, deviation = (torch.tensor(each).reshape(-1, *[1] * (x.dim() - 2)) for each in levels)
-    return (scaled(x) - mean) / deviation
+    def completed_as_new(self, known: Preparation) -> tuple[Tensor, SiteFit, tuple[str, ...]]:
+        """Return the samples by a fit of their own; that fit; and messages."""
+        new = replace(known, sites={})
+        x, notes = self.completed(new)
+        return x, new.fit_site(self.encoded, self.where), notes
 
 
 def read_samples(
-    path: Path, inputs: Mapping[str, Any], part: Part = "test", client: str | None = None
+    path: Path, known: Preparation, part: Part = "test", pooled: bool = False
 ) -> Samples:
-    """Read a site's samples, which must fit what the run remembers of its data (`inputs`).
+    """Read a site's samples and encode them as those that a run was trained on.
 
-    Where the run normalised a client's samples, or filled gaps in them, by levels and means of its
-    own, `client` says whose these are.
+    Args:
+        path: A folder, a picture, a table or an npz file.
+        known: The run's preparation.
+        part: Which part of divided data is read.
+        pooled: True for a model of all sites' data, whose table may have rows of several sites.
+
+    Raises:
+        DataError: The samples do not fit the run.
     """
-    samples = _as_read(path, inputs, part, client or "")
-    if not (known := inputs.get("preparation", {}).get("levels")):
-        return samples
-    own = tables.own_of(known, client or "")
-    said = () if own else ("normalised by their own mean and deviation, as those of a new site",)
-    x = levelled(samples.x, own or levels_of(samples.x))
-    return replace(samples, x=x, notes=(*samples.notes, *said))
-
-
-def _as_read(path: Path, inputs: Mapping[str, Any], part: Part, client: str) -> Samples:
     place = _file_in(path) if path.is_dir() else path
-    if place.is_dir() and "masks" in inputs.get("preparation", {}) and has_masks(place):
-        return _masked(place, inputs, part)
+    if place.is_dir() and known.masks is not None and has_masks(place):
+        return _masked(place, known, part)
     if place.is_dir():
-        return _pictures(find_pictures(place, inputs, part), inputs)
+        return _pictures(find_pictures(place, known, part), known)
     if not place.is_file():
         raise DataError(f"{shown(place)}: no such file or folder; expected {LEGAL}")
     if place.suffix.lower() == ".npz":
-        return _arrays(place, inputs, part)
+        return _arrays(place, known, part)
     if place.suffix.lower() in TABLE_SUFFIXES:
-        return _rows(read_table(place), inputs, client)
+        return _rows(read_table(place), known, pooled)
     if is_picture(place):
-        return _pictures(Found({place: place.name}), inputs)
+        return _pictures(Found({place: place.name}), known)
     raise DataError(f"{shown(place)}: {place.suffix or 'no suffix'}; expected {LEGAL}")
 
 
@@ -184,51 +179,87 @@ def _file_in(folder: Path) -> Path:
     return known[0] if known and not any(is_picture(f) for f in files) else folder
 
 
-def _pictures(found: Found, inputs: Mapping[str, Any]) -> Samples:
+def _pictures(found: Found, known: Preparation) -> Samples:
     """Read pictures as samples of the run's shape, with the depth it was trained with."""
-    files, shape = list(found.files), tuple(inputs["input_shape"])
-    if len(shape) != 3 or shape[0] not in (1, 3):
+    files = list(found.files)
+    _check_takes_pictures(files[0], known)
+    pixels = known.picture_reader.pixels(files)
+    notes = found.notes
+    if known.depth is None and pixels.is_floating_point():
+        notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
+    names, groups = tuple(found.files.values()), None
+    if known.group is not None:
+        with suppress(DataError):  # a name that does not match matters where samples are divided
+            groups = row_groups(owners(files, known.group))
+    x = known.encode_pixels(pixels)
+    return Samples(x, names, found.labels, notes, found.part, groups)
+
+
+def _check_takes_pictures(file: Path, known: Preparation) -> None:
+    """Refuse pictures for a run that was trained on something else."""
+    if len(known.shape) != 3 or known.shape[0] not in (1, 3):
         raise DataError(
-            f"{shown(files[0])}: a picture, but the run was trained on samples of shape {shape}"
+            f"{shown(file)}: a picture, but the run was trained on samples of shape {known.shape}"
         )
-    told = inputs.get("preparation", {})
-    depth, normalize = told.get("depth"), told.get("normalize")
-    if depth is None and normalize is None and "levels" not in told and not takes_bytes(inputs):
-        low, high = inputs["range"]
+    if known.depth is None and known.constants is None and not known.takes_bytes:
+        low, high = known.range or (0.0, 0.0)
         raise DataError(
             f"the run was trained on floats from {low:.4g} to {high:.4g}, while pictures "
             "become −1 to 1; save them in an npz file, scaled like the training data"
         )
-    channels, height, width = shape
-    x = read_pictures(files, (width, height), depth or DEPTH, channels)
-    notes = found.notes
-    if x.is_floating_point() and depth is None:
-        notes += (f"16-bit pictures, which the run does not know: 0 to {DEPTH} becomes −1 to 1",)
-    names, groups = tuple(found.files.values()), None
-    if pattern := told.get("group"):
-        with suppress(DataError):  # a name that does not match matters where samples are divided
-            groups = tables.row_groups(owners(files, pattern))
-    return Samples(normalised(x, normalize), names, found.labels, notes, found.part, groups)
 
 
-def _rows(table: Table, inputs: Mapping[str, Any], client: str) -> Samples:
-    x, notes = tables.features(table, inputs, client)
-    y, rows = tables.table_labels(table, inputs), tuple(f"row {row}" for row in table.rows)
-    groups = tables.row_groups(tables.cells_of(table, inputs, "group"))
-    return Samples(torch.from_numpy(x), rows, y, notes, groups=groups)
+def given_samples(x: Any, known: Preparation, where: str = "x", pooled: bool = False) -> Samples:
+    """Encode samples that were given in Python as those that a run was trained on.
+
+    Args:
+        x: An array, a tensor, numbers in lists, or a DataFrame.
+        known: The run's preparation.
+        where: What messages call the samples.
+        pooled: True for a model of all sites' data, whose table may have rows of several sites.
+
+    Raises:
+        DataError: The samples do not fit the run.
+    """
+    if is_frame(x) and known.table is not None:  # by the names of its columns
+        return _rows(frame_table(x, where), known, pooled, labelled=False)
+    encoded = known.encode(x, where)
+    return Samples(encoded, tuple(map(str, range(len(encoded)))), where=where)
 
 
-def _masked(home: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
+def _rows(table: Table, known: Preparation, pooled: bool, labelled: bool = True) -> Samples:
+    encoding = known.table_encoding(table)
+    sites = _cells_of(table, encoding.site)
+    named = sorted({site for site in sites if not is_missing(site)})
+    if len(named) > 1 and not pooled:
+        names = f"column {encoding.site!r}: {', '.join(named[:10])}"
+        raise DataError(f"{table.where}: a table of sites ({names}); give the rows of one of them")
+    return Samples(
+        known.encode_rows(table),
+        tuple(f"row {row}" for row in table.rows),
+        known.row_targets(table) if labelled else None,
+        groups=row_groups(_cells_of(table, encoding.group)),
+        sites=tuple(sites),
+        where=table.where,
+        gaps=encoding.gaps(table),
+    )
+
+
+def _cells_of(table: Table, name: str | None) -> list[str]:
+    """Return the cells of a column, stripped; none where there is no such column."""
+    return [] if name is None else [cell.strip() for cell in table.columns.get(name, ())]
+
+
+def _masked(home: Path, known: Preparation, part: Part) -> Samples:
     """Read pictures with their masks, whose values must be those of the run."""
     divided = has_masks(home / part)
     found = pairs_in(home / part if divided else home)
-    samples = _pictures(Found({file: file.name for file in found.pictures}), inputs)
-    height, width = inputs["input_shape"][1:]
-    y = numbered(read_masks(found, (width, height)), inputs["preparation"]["masks"], found.masks)
+    samples = _pictures(Found({file: file.name for file in found.pictures}), known)
+    y = known.encode_masks(found)
     return replace(samples, y=y, part=part if divided else "")
 
 
-def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
+def _arrays(file: Path, known: Preparation, part: Part) -> Samples:
     content = arrays.read_npz(file)
     prefixes = (f"{part}_", "", "test_" if part == "train" else "train_")
     names = [f"{prefix}{suffix}" for prefix in prefixes for suffix in arrays.ENDINGS["x"]]
@@ -238,79 +269,13 @@ def _arrays(file: Path, inputs: Mapping[str, Any], part: Part) -> Samples:
             f"{', '.join(content) or 'nothing'}"
         )
     prefix = chosen.rpartition("_")[0] + "_" if "_" in chosen else ""
-    shape = tuple(inputs["input_shape"])
-    x = arrays.channels_first(content[chosen], f"{shown(file)}, {chosen}", shape)
-    check_shape(x, inputs, shown(file))
-    y = _array_labels(content, prefix, len(x), inputs, file)
-    notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
-    return Samples(x, tuple(map(str, range(len(x)))), y, notes, prefix.rstrip("_"))
-
-
-def _array_labels(
-    content: arrays.Content, prefix: str, n: int, inputs: Mapping[str, Any], file: Path
-) -> Tensor | None:
-    """Bring targets to the run's: numbers, labels, or classes by name or place in the file's."""
+    x = known.encode(content[chosen], shown(file))
     keys = [f"{prefix}{ending}" for ending in arrays.ENDINGS["y"]]
-    if (given := next((content[key] for key in keys if key in content), None)) is None:
-        return None
-    names, numbers, where = inputs["classes"], tables.numbers_in(inputs), f"{shown(file)}, labels"
-    plain, (_, size) = arrays.plain_labels(given), inputs.get("target") or A_CLASS
-    y = plain if numbers is None else given.reshape(n, -1) if given.shape == (n,) else given
-    if y.shape != (n, *size):
-        raise DataError(f"{where} of shape {y.shape} for {n} samples; expected {(n, *size)}")
-    if numbers is None:
-        named = bool(tables.told_of(inputs)) and "classes" not in content
-        own = arrays.npz_classes(content, file) or names
-        found = [own[label] for label in arrays.labels_of(y, n, own, where, named)]
-        return torch.from_numpy(arrays.places(found, names, where))
-    columns = {name: list(map(str, c)) for name, c in zip(names, y.T.tolist(), strict=False)}
-    return tables.table_targets(Table(where, columns, list(range(n))), names, numbers, ())
-
-
-def takes_bytes(inputs: Mapping[str, Any]) -> bool:
-    """Tell whether a run was trained on pixels, or on floats that look like scaled ones."""
-    low, high = inputs.get("range") or (-1.0, 1.0)
-    return inputs["dtype"] == "uint8" or (-SCALED <= low < _BELOW_ZERO and high <= SCALED)
-
-
-def check_shape(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
-    """Refuse samples of another shape than the run's, and none at all."""
-    shape = tuple(inputs["input_shape"])
-    if x.dim() < 1 or tuple(x.shape[1:]) != shape:
-        raise DataError(
-            f"{where}: shape {tuple(x.shape)}, so samples of shape {tuple(x.shape[1:])}; "
-            f"the run was trained on {shape}"
-        )
-    if not len(x):
-        raise DataError(f"{where}: no samples")
-
-
-def check_range(x: Tensor, inputs: Mapping[str, Any], where: str) -> None:
-    """Refuse float pictures whose values are stored in another range than the run's.
-
-    Args:
-        x: Finite float samples (n, ...); only pictures (n, channels, height, width) are checked.
-        inputs: What the run remembers of its data.
-        where: The start of the message.
-
-    Raises:
-        DataError: The run was trained on `uint8` or on values up to 1, and these are in another of
-            the usual ranges: 0 to 1, −1 to 1, or whole numbers from 0 to 255.
-    """
-    if x.dim() != 4:
-        return
-    low, high = map(float, x.aminmax())
-    least, most = (
-        (-1.0, 1.0) if inputs.get("dtype") == "uint8" else inputs.get("range", (low, high))
-    )
-    found = f"{where}: floats from {low:.4g} to {high:.4g}, but the run was trained on "
-    if inputs.get("dtype") == "uint8" and low >= 0 and 0 < high <= SCALED:
-        raise DataError(
-            f"{found}pixels 0 to 255 that became −1 to 1; give uint8, or floats from −1 to 1 "
-            "(2 * x - 1 where 0 is black and 1 is white)"
-        )
-    whole = bool((x % 1 == 0).all())
-    if most <= SCALED and low >= 0 and _BYTE_LIKE < high <= _WHITE and whole:
-        raise DataError(f"{found}floats from {least:.4g} to {most:.4g}; bring these to that range")
-    if least >= 0 and _BYTE_LIKE < most <= _WHITE and low >= 0 and high <= SCALED and not whole:
-        raise DataError(f"{found}floats from {least:.4g} to {most:.4g}; bring these to that range")
+    given = next((content[key] for key in keys if key in content), None)
+    y, classes = None, arrays.npz_classes(content, file)
+    if given is not None:
+        plain = arrays.plain_labels(given) if known.kind is Targets.CLASS else given
+        y = known.targets(plain, len(x), f"{shown(file)}, labels", classes)
+    notes = (f"{shown(file)}: read {chosen}",) if prefix else ()
+    called = tuple(map(str, range(len(x))))
+    return Samples(x, called, y, notes, prefix.rstrip("_"), where=shown(file))

@@ -21,13 +21,13 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from fedbn.core.federation import AnySplit, Augment, Client, Federation, Split, scaled
+from fedbn.core.federation import AnySplit, Augment, Client, Federation, Split
 from fedbn.core.findings import check_name
 from fedbn.data import image_folders
 from fedbn.data.arrays import places
 from fedbn.data.dataset_samples import Source
 from fedbn.data.image_folders import PARTS, Division, PictureReader, PictureSet, owners
-from fedbn.data.images import DEPTH, FlipAndTurn, choose_size, picture_tensor, watched
+from fedbn.data.images import DEPTH, FlipAndTurn, choose_size
 from fedbn.data.lazy_split import LazySplit, Loader
 from fedbn.data.shared_groups import check_sides, divided_by_id, global_numbers, regrouped
 from fedbn.data.table_files import Table, by_site, label_classes, read_table
@@ -78,16 +78,16 @@ def picture_federation(
     files = [file for part in parts for file in part.files]
     size, resized = choose_size(files) if options.size is None else (options.size, "")
     keep = "folders" if options.cache else None
-    reader = PictureReader(size, options.depth or DEPTH, keep, options.channels)
-    normalize = _means_and_deviations(options.normalize)
-    if normalize and len(normalize[0]) != options.channels:
+    constants = _means_and_deviations(options.normalize)
+    if constants and len(constants[0]) != options.channels:
         raise ConfigError(
-            f"data.normalize has {len(normalize[0])} means, data.channels is {options.channels}"
+            f"data.normalize has {len(constants[0])} means, data.channels is {options.channels}"
         )
+    reader = PictureReader(size, options.depth or DEPTH, keep, options.channels, constants)
     lazy, said = _too_large(len(files), reader, options)
     augment, depth = FlipAndTurn() if options.augment else None, ""
     if lazy:
-        make = partial(Pictures, reader=reader, normalize=normalize, deep=bool(options.depth))
+        make = partial(Pictures, reader=reader, deep=bool(options.depth))
         clients = _read_later(listing, classes, make, augment, options.workers)
     else:
         clients = [reader.client(site, own, augment) for site, own in listing.items()]
@@ -96,29 +96,16 @@ def picture_federation(
 
         def changed(split: AnySplit) -> AnySplit:
             assert isinstance(split, Split)
-            return replace(split, x=normalised(split.x, normalize))
+            return replace(split, x=reader.finished(split.x))
 
         clients = [client.change(changed) for client in read]
     alone = any(part.groups for part in parts)
     remarks = [resized, depth, said, "" if alone else image_folders.stems_in_both(listing)]
     told: dict[str, Any] = {"depth": reader.depth} if depth or options.depth else {}
-    if normalize:
-        told["normalize"] = normalize
+    if constants:
+        told["normalize"] = constants
     texts = tuple(text for text in remarks if text)
     return Federation(name, tuple(clients), tuple(classes), texts, told, settled={"lazy": lazy})
-
-
-def normalised(x: Tensor, normalize: Sequence[Sequence[float]] | None) -> Tensor:
-    """Bring pixels, scaled to [0, 1], to means of 0 and deviations of 1, as ImageNet's are.
-
-    Examples:
-        >>> normalised(torch.full((1, 1, 1), 255, dtype=torch.uint8), [[0.5], [0.25]]).flatten()
-        tensor([2.])
-    """
-    if not normalize:
-        return x
-    mean, deviation = (torch.tensor(each).reshape(-1, 1, 1) for each in normalize)
-    return ((scaled(x) + 1) / 2 - mean) / deviation
 
 
 class Pictures:
@@ -126,19 +113,15 @@ class Pictures:
 
     way_out = f" (where some have 16 bit, set data.depth: {DEPTH}, 4095, ...)"
 
-    def __init__(self, pictures: PictureSet, reader: PictureReader, normalize: Any, deep: bool):
+    def __init__(self, pictures: PictureSet, reader: PictureReader, deep: bool):
         self.files, self.targets = pictures.files, pictures.labels.tolist()
-        self._reader, self._normalize, self._deep = reader, normalize, deep
+        self._reader, self._deep = reader, deep
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        reader = self._reader
-        with watched():
-            size = (reader.size, reader.size)
-            x = picture_tensor(self.files[index], size, reader.depth, reader.channels)
-        return normalised(scaled(x) if self._deep else x, self._normalize), self.targets[index]
+        return self._reader.one(self.files[index], self._deep), self.targets[index]
 
 
 def _read_later(
@@ -171,7 +154,8 @@ def _too_large(count: int, reader: PictureReader, options: PictureOptions) -> tu
     Raises:
         TooMuchData: They have more bytes than allowed, and the user wants all of them in memory.
     """
-    taken = count * reader.channels * reader.size**2 * (4 if options.normalize else 1)
+    width, height = reader.oblong
+    taken = count * reader.channels * width * height * (4 if options.normalize else 1)
     free = free_memory()
     allowed = float("inf") if options.most_bytes is None else options.most_bytes
     lazy = taken > min(free / 2, allowed) if options.lazy is None else options.lazy

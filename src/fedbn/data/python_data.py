@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from fedbn.core.federation import AnySplit, Client, Federation, Origin, Split, T
 from fedbn.core.findings import Warned
 from fedbn.core.randomness import divided, generator, seeded
 from fedbn.data import dataset_samples
-from fedbn.data.arrays import as_samples, channels_moved, numbered_groups, tensor_of
+from fedbn.data.arrays import numbered_groups, samples_of, tensor_of
 from fedbn.data.benchmarks import TestShare
+from fedbn.data.columns import Missing, Standardized
 from fedbn.data.lazy_split import LazySplit, Loader, Workers
 from fedbn.data.shared_groups import (
     GroupScope,
@@ -60,12 +61,13 @@ def federation_of(
     group: str | None = None,
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
-    missing: Literal["error", "mean"] = "error",
+    missing: Missing = "error",
     test_share: TestShare = 0.2,
     split_seed: int = 0,
     numbers: bool = False,
     group_scope: GroupScope | None = None,
     task: StandardTask | None = None,
+    normalize: Standardized | None = None,
 ) -> Federation:
     """Make a federation of data that was given from Python: by client, or one client's.
 
@@ -99,6 +101,7 @@ def federation_of(
         numbers=numbers,
         task=task,
         group_scope=group_scope,
+        normalize=normalize or "none",
     )
     if any(map(is_frame, given.values())):
         return table_federation("tables", frame_tables(given, site), columns)
@@ -156,9 +159,7 @@ def _part(where: str, given: Any) -> _Part:
         return _Part(where, dataset=given, y=dataset_samples.known_targets(given))
     if not isinstance(given, tuple | list) or not 2 <= len(given) <= 3:
         raise DataError(f"{where}: a {type(given).__name__}; expected (x, y) or a Dataset")
-    x = tensor_of(channels_moved(given[0]), f"{where}, x")
-    if x.dim() < 2:
-        raise DataError(f"{where}: x of shape {tuple(x.shape)}; expected (n, ...)")
+    x = samples_of(given[0], f"{where}, x")
     y, groups, ids = given[1], None, tuple[str, ...]()
     names = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
     if names.dtype.kind == "O" and all(isinstance(v, str) for v in names.flat):
@@ -170,7 +171,7 @@ def _part(where: str, given: Any) -> _Part:
     if len(x) != len(y):
         raise DataError(f"{where}: {len(x)} samples but {len(y)} labels")
     columns = tuple(map(str, given[0].columns)) if is_frame(given[0]) else ()
-    return _Part(where, None, as_samples(x), y, groups, columns, ids)
+    return _Part(where, None, x, y, groups, columns, ids)
 
 
 def _federation(

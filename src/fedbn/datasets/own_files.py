@@ -20,6 +20,7 @@ from fedbn.data import image_folders, own_pictures
 from fedbn.data.arrays import array_samples, array_targets, common_classes, read_npz
 from fedbn.data.benchmarks import TestShare
 from fedbn.data.checks import npz_files
+from fedbn.data.columns import Missing, Standardized
 from fedbn.data.images import DEPTH, PictureDepth, PictureSide, choose_size
 from fedbn.data.lazy_split import Workers
 from fedbn.data.masks import (
@@ -29,7 +30,6 @@ from fedbn.data.masks import (
     check_values,
     find_masked,
     mask_values,
-    read_masks,
 )
 from fedbn.data.shared_groups import GroupScope, shared_ids_warning
 from fedbn.data.storage import Info, check_distinct
@@ -147,7 +147,7 @@ def masks(
     parts = [part for own in found.values() for part in own]
     files = [file for part in parts for file in part.pictures]
     side, remark = choose_size(files) if size is None else (size, "")
-    reader = MaskReader((side, side), depth or DEPTH, group)
+    reader = MaskReader(image_folders.PictureReader(side, depth or DEPTH), group)
     known = sorted(values) or _values_found(found, reader)
     if classes and len(classes) != len(known):
         raise DataError(f"data.classes: {len(classes)} names, but masks have the values {known}")
@@ -158,7 +158,7 @@ def masks(
     clients = image_folders.of_one_type(
         [reader.client(name, own, test_share, split_seed) for name, own in read.items()]
     )
-    deep = {"depth": reader.depth} if clients[0].train.dtype.is_floating_point else {}
+    deep = {"depth": reader.pictures.depth} if clients[0].train.dtype.is_floating_point else {}
     names = tuple(classes) or tuple(map(str, known))
     scope = {"group_scope": "global"} if group_scope == "global" else {}
     told = {"masks": known, **deep, **_whose(group), **scope}
@@ -170,11 +170,7 @@ def masks(
 def _values_found(found: Mapping[str, Sequence[MaskedPictures]], reader: MaskReader) -> list[int]:
     """Return the values of all masks, once they are known to mean the same at all sites."""
     masks = {
-        site: {
-            mask: values
-            for part in parts
-            for mask, values in zip(part.masks, read_masks(part, reader.size), strict=True)
-        }
+        site: {mask: values for part in parts for mask, values in reader.masks(part).items()}
         for site, parts in found.items()
     }
     check_values(masks)
@@ -250,12 +246,13 @@ def tables(
     group: str | None = None,
     drop: Sequence[str] = (),
     categorical: Sequence[str] = (),
-    missing: Literal["error", "mean"] = "error",
+    missing: Missing = "error",
     test_share: TestShare = 0.2,
     split_seed: int = 0,
     numbers: bool = False,
     task: StandardTask | None = None,
     group_scope: GroupScope | None = None,
+    normalize: Standardized = "none",
 ) -> Federation:
     """Read tables, one client a site.
 
@@ -275,6 +272,9 @@ def tables(
         group_scope: `global` if equal ids in `group` are one patient at all sites: all rows of it
             are on one side everywhere. `site` if they are another patient at every site.
         task: Decides where targets could mean two things; the run's `task.name` unless given.
+        normalize: `numeric` brings columns of numbers to mean 0 and standard deviation 1 at each
+            site, by its own training rows; `site` does so with every feature, also with those of
+            categories; `none` leaves all as they are.
     """
     place = _given(path, "tables", TABLE_LAYOUT)
     columns = TableOptions(
@@ -290,5 +290,6 @@ def tables(
         numbers=numbers,
         task=task,
         group_scope=group_scope,
+        normalize=normalize,
     )
     return table_federation(place.resolve().stem, read_sites(place, site), columns)

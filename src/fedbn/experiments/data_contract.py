@@ -6,9 +6,8 @@ that lacks a class fits and says so; another category, column or unit does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,18 @@ from fedbn.core.federation import AnySplit, Federation, Split
 from fedbn.core.findings import class_counts
 from fedbn.core.task import FITTING
 from fedbn.data import image_folders
+from fedbn.data.columns import Column
 from fedbn.data.images import is_picture
-from fedbn.data.new_samples import levelled, levels_of
 from fedbn.data.own_pictures import PictureOptions, check_bytes, picture_federation
 from fedbn.data.storage import subfolders
 from fedbn.data.table_files import Table, is_missing, read_sites, read_table, table_files
-from fedbn.data.tables import Column, TableOptions, is_number, table_federation
+from fedbn.data.tables import TableOptions, table_federation
 from fedbn.errors import ConfigError, DataError, Misfit, unknown
 from fedbn.experiments.schema import ColumnSection, ContractSection
 from fedbn.text import shown
 
 _FLOAT = 4  # bytes of a number
-_COPIES = 3  # of a table's numbers while its columns are put together and its rows are divided
+_COPIES = 4  # of a table's numbers while it is encoded, and while its levels are computed
 _MOST_OUTSIDE = 0.05  # a larger share outside a legal range is another unit, or another column
 Options = Mapping[str, Any]
 # Takes options, the contract, the site whose data it is, and how many bytes samples may have.
@@ -51,7 +50,11 @@ def check_options(given: Options, contract: ContractSection) -> None:
 
 
 def fitting(federation: Federation, contract: ContractSection) -> Federation:
-    """Refuse data that does not fit a contract; say which classes are not there."""
+    """Refuse data that does not fit a contract; say which classes are not there.
+
+    The result says which levels the samples are brought to, as the contract has it. Pictures that
+    have constants are read by them.
+    """
     where, says = f"data {federation.name}", "the contract says"
     targets, shape, classes = federation.targets, federation.input_shape, tuple(contract.classes)
     if contract.task and targets and FITTING[targets] != contract.task:
@@ -70,7 +73,12 @@ def fitting(federation: Federation, contract: ContractSection) -> Federation:
     for client in federation.clients:  # to lack a class is fine
         if lacks := [name for name, count in class_counts(client, classes).items() if not count]:
             remarks.append(f"{client.name} has no training sample of class {', '.join(lacks)}")
-    return _normalised(replace(federation, classes=classes, remarks=tuple(remarks)), contract)
+    told = {**federation.preparation}
+    if contract.normalize == "numeric" and "table" not in told:
+        raise ConfigError("data.contract.normalize = 'numeric' is for columns of tables")
+    if contract.normalize != "none" and "normalize" not in told:
+        told["levels_by"] = contract.normalize
+    return replace(federation, classes=classes, remarks=tuple(remarks), preparation=told)
 
 
 def _check_values(federation: Federation, contract: ContractSection) -> None:
@@ -84,7 +92,7 @@ def _check_values(federation: Federation, contract: ContractSection) -> None:
                 raise Misfit(f"{where}, client {client.name}, {name}: {public}", public)
             if contract.range is None:
                 continue
-            (low, high), (least, most) = contract.range, split.extent()
+            (low, high), (least, most) = contract.range, _extent(split)
             if least < low or most > high:
                 text = (
                     f"{where}, client {client.name}, {name}: values from {least:.4g} to {most:.4g}"
@@ -93,30 +101,12 @@ def _check_values(federation: Federation, contract: ContractSection) -> None:
                 raise Misfit(f"{text}; the contract says {low:g} to {high:g}", public)
 
 
-def _normalised(federation: Federation, contract: ContractSection) -> Federation:
-    """Bring every client's samples to the contract's levels, or to those of its own training data.
-
-    Pictures that have constants are read by them.
-    """
-    if contract.normalize == "none" or "normalize" in federation.preparation:
-        return federation
-    width = federation.input_shape[0]
-    if contract.normalize != "site" and (means := len(contract.normalize[0])) != width:
-        raise ConfigError(f"data.contract.normalize has {means} means, a sample {width} features")
-    levels, clients = {}, []
-    for client in federation.clients:
-        if not isinstance(client.train, Split):
-            raise ConfigError("data.contract.normalize: pictures read later take constants")
-        own = levels_of(client.train.x) if contract.normalize == "site" else contract.normalize
-        levels[client.name] = own
-        clients.append(client.change(partial(_changed, levels=own)))
-    told = {**federation.preparation, "levels": levels}
-    return replace(federation, clients=tuple(clients), preparation=told)
-
-
-def _changed(split: AnySplit, levels: Any) -> AnySplit:
-    assert isinstance(split, Split)
-    return replace(split, x=levelled(split.x, levels))
+def _extent(split: AnySplit) -> tuple[float, float]:
+    """Return the least and the largest value; a cell that is filled later has none."""
+    if not isinstance(split, Split) or not split.x.is_floating_point():
+        return split.extent()
+    known = split.x[~split.x.isnan()]
+    return (float(known.min()), float(known.max())) if known.numel() else (0.0, 0.0)
 
 
 def _folders(
@@ -176,7 +166,7 @@ def _tables(
         raise ConfigError("data.contract.label or data.label is needed: the column of classes")
     if not contract.columns:
         raise ConfigError("data.contract.columns is needed: a [[data.contract.columns]] a feature")
-    columns = [Column(c.name, tuple(c.values) if c.values else None) for c in contract.columns]
+    columns = [_column(section) for section in contract.columns]
     rows = sum(len(table) for table in found.values())
     width = sum(column.width for column in columns)
     check_bytes(_COPIES * _FLOAT * rows * width, most_bytes)
@@ -203,33 +193,25 @@ def own_tables(given: Options, site: str | None) -> dict[str, Table]:
 def _checked(table: Table, contract: ContractSection, label: str) -> list[str]:
     """Refuse a table that does not fit the contract; say what is there beside it."""
     table.column(label, "data.label")
-    remarks = [text for column in contract.columns for text in _column(table, column)]
+    remarks = list[str]()
+    for column in contract.columns:
+        _column(column).check(table, agreed=True)
+        remarks += _outside(table, column)
     known = {label, *(column.name for column in contract.columns)}
     if beside := [name for name in table.columns if name not in known]:
         remarks.append(f"{table.where}: not in the contract and not read: {', '.join(beside)}")
     return remarks
 
 
-def _column(table: Table, column: ColumnSection) -> list[str]:
-    if column.name not in table.columns:
-        has = ", ".join(table.columns)
-        text = f"{table.where}: no column {column.name!r} (the contract); it has {has}"
-        raise Misfit(text, f"no column {column.name!r}")
-    rows = zip(table.rows, table.columns[column.name], strict=True)
-    known = frozenset(column.values or ())
-    cells = [(row, cell.strip()) for row, cell in rows if not is_missing(cell, known)]
-    kind, wanted = "number", "a number"
-    if column.values is not None:
-        kind, wanted = "category", f"a category of the contract: {', '.join(column.values[:20])}"
-    for row, cell in cells:
-        if not (is_number(cell) if column.values is None else cell in known):
-            text = f"{table.where}, row {row}, column {column.name!r}: {cell!r} is not {wanted}"
-            raise Misfit(text, f"column {column.name!r} has a value that is no {kind}")
-    return _outside(table, column, [float(cell) for _, cell in cells if column.range])
+def _column(section: ColumnSection) -> Column:
+    return Column(section.name, tuple(section.values) if section.values else None)
 
 
-def _outside(table: Table, column: ColumnSection, values: Sequence[float]) -> list[str]:
+def _outside(table: Table, column: ColumnSection) -> list[str]:
     """Say what share of the values lies outside the legal range; refuse a large one."""
+    cells = table.columns[column.name] if column.range else ()
+    known = frozenset(column.values or ())
+    values = [float(cell) for cell in cells if not is_missing(cell, known)]
     if column.range is None or not values:
         return []
     low, high = column.range

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedbn.core.federation import Federation, Targets, all_targets
 from fedbn.core.task import FITTING
+from fedbn.data.columns import is_number
 from fedbn.data.image_folders import listed
 from fedbn.data.images import choose_size
 from fedbn.data.table_files import Table, by_value, is_missing, named_none
-from fedbn.data.tables import is_number
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.data_contract import own_pictures, own_tables
 from fedbn.experiments.schema import DataSection, StandardTask

@@ -41,14 +41,14 @@ def _count_or(word: str) -> Callable[[Any], Any]:
 
 
 def _normalize(value: Any) -> Any:
-    """Constants: a mean and a deviation a channel of pictures, a feature of all else."""
+    """Constants: a mean and a deviation by channel of pictures, by feature of all else."""
     numbers = [n for part in value if isinstance(part, list) for n in part]
     numeric = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
-    if value in ("none", "site") or (
+    if value in ("none", "numeric", "site") or (
         numeric and len(value) == 2 and len(value[0]) * 2 == len(numbers) and min(value[1]) > 0
     ):
         return value
-    raise ValueError("legal are 'none', 'site' and [[means], [deviations > 0]]")
+    raise ValueError("legal are 'none', 'numeric', 'site' and [[means], [deviations > 0]]")
 
 
 def _mu(value: Any) -> Any:
@@ -198,7 +198,9 @@ class ContractSection(Section):
     depth: int | None = Field(None, ge=255, description="largest value of 16-bit pictures")
     channels: Literal[1, 3] | None = Field(None, description="of pictures: 1 for grey, else 3")
     normalize: Annotated[Any, BeforeValidator(_normalize)] = Field(
-        "none", description="'site': by its own training data; or [[means], [deviations]]"
+        "none",
+        description="by each site's own training data: 'numeric', columns of numbers, or 'site', "
+        "every feature or channel; or [[means], [deviations]]",
     )
     shape: list[int] | None = Field(None, min_length=1, description="of a sample")
     dtype: Literal["uint8", "float32"] | None = Field(

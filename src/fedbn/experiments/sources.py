@@ -25,6 +25,7 @@ from fedbn.core.task import FITTING, Task
 from fedbn.core.user_code import contained
 from fedbn.data.checks import recognize
 from fedbn.data.partitions import dealt
+from fedbn.data.preparation import prepared
 from fedbn.data.python_data import Data, federation_of
 from fedbn.errors import ConfigError, DataError, Misfit, ModelError, blamed, unknown
 from fedbn.experiments.configuration import IN_PYTHON, explained
@@ -57,7 +58,22 @@ def load_federation(
     task: str | None = None,
     most_bytes: float | None = None,
 ) -> Federation:
-    """Load the data that a configuration names.
+    """Read the data that a configuration names, and prepare it for training; see `read_federation`.
+
+    Every client's samples are completed by what its own training samples decide.
+    """
+    federation = read_federation(section, site, task, most_bytes)
+    with blamed(DataError, f"data {federation.name}"):
+        return prepared(federation)
+
+
+def read_federation(
+    section: DataSection,
+    site: str | None = None,
+    task: str | None = None,
+    most_bytes: float | None = None,
+) -> Federation:
+    """Read the data that a configuration names, encoded as at every site.
 
     Args:
         section: The data.
@@ -152,7 +168,15 @@ def named_task(section: TaskSection, own: TaskChoice | None = None) -> str | Non
 
 
 def given_federation(data: Data, section: DataSection, task: str | None = None) -> Federation:
-    """Make a federation of data given from Python, with the options a configuration gives."""
+    """Make a federation of data given from Python, prepared for training."""
+    return prepared(read_given(data, section, task))
+
+
+def read_given(data: Data, section: DataSection, task: str | None = None) -> Federation:
+    """Make a federation of data given from Python, with the options a configuration gives.
+
+    Its samples are encoded as at every site.
+    """
     build = partial(federation_of, data)
     options = _with_task(options_of(build, section.options, "data"), build, task)
     flat = not isinstance(data, Mapping | Federation)

@@ -29,6 +29,8 @@ from fedbn.core.local_training import ClientWork, local_train
 from fedbn.core.metric import ACCURACY, Metric
 from fedbn.core.randomness import derive_seed, generator, seeded
 from fedbn.core.state import Kind, State, entries
+from fedbn.data.new_samples import Samples
+from fedbn.data.preparation import SiteFit
 from fedbn.errors import ConfigError, DataError, FedbnError, ModelError, unknown
 from fedbn.experiments.runner import run_plan
 from fedbn.runs.checkpoints import digest
@@ -38,7 +40,7 @@ from fedbn.trained.joining import in_two, joining_plan, joining_state
 from fedbn.trained.local_parts import FEW, Bench, Distances, HeldSite, Site, check_site, write
 from fedbn.trained.opening import jobs_of, open_run
 from fedbn.trained.seen_samples import hashes_of, packed
-from fedbn.trained.trained_run import Trained, samples_of
+from fedbn.trained.trained_run import Trained
 
 How = Literal["average", "reestimate", "finetune"]
 HOWS: tuple[str, ...] = get_args(How)
@@ -65,6 +67,16 @@ class Options:
 
 
 @dataclass(frozen=True)
+class NewSite:
+    """The samples of a site that never trained, completed by a fit of their own."""
+
+    data: Split
+    fit: SiteFit
+    labelled: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Adaptation:
     """A new site's own entries, and what is to be said of them."""
 
@@ -74,10 +86,10 @@ class Adaptation:
     distances: Distances
     warnings: tuple[str, ...]
 
-    def facts(self, trained: Trained, data: Split, labelled: bool) -> dict[str, Any]:
+    def facts(self, trained: Trained, site: NewSite) -> dict[str, Any]:
         """Collect what the site's manifest tells."""
-        plan, hashed = trained.plan, hashlib.sha256()
-        for tensor in (data.x, *([data.y] if labelled else [])):
+        plan, hashed, data = trained.plan, hashlib.sha256(), site.data
+        for tensor in (data.x, *([data.y] if site.labelled else [])):
             hashed.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             hashed.update(tensor.contiguous().numpy().data)
         return {
@@ -89,7 +101,8 @@ class Adaptation:
             "round": trained.state.round,
             "shared": digest(trained.state.shared.state),
             "samples": len(data),
-            "labelled": labelled,
+            "labelled": site.labelled,
+            "fit": site.fit.facts(),
             "data": hashed.hexdigest(),
             "seen": packed(hashes_of(data.x)),
             "distances": dict(self.distances.to),
@@ -118,8 +131,7 @@ def adapt(trained: Trained, data: Split, labelled: bool, options: Options) -> Ad
 def with_site(
     trained: Trained,
     site: str,
-    data: Split,
-    labelled: bool,
+    new: NewSite,
     options: Options,
     *,
     store: bool = False,
@@ -129,8 +141,8 @@ def with_site(
     check_site(site, tuple(client.name for client in trained.plan.federation.clients))
     if store and trained.folder is None:
         raise ConfigError("the run has no folder to store a site in; give `fit` an `out`")
-    made = adapt(trained, data, labelled, options)
-    told = {**made.facts(trained, data, labelled), **(facts or {})}
+    made = adapt(trained, new.data, new.labelled, options)
+    told = {**made.facts(trained, new), **(facts or {})}
     kept: Site = HeldSite(site, made.own, told)
     if store and trained.folder:
         folder, plan = RunFolder(trained.folder), trained.plan
@@ -140,11 +152,19 @@ def with_site(
     return replace(trained, adapted={**trained.adapted, site: kept}), made
 
 
-def split_of(trained: Trained, x: Any, y: Any = None, where: str = "x") -> Split:
-    """Check samples, and labels where there are some, against the run."""
-    samples = samples_of(x, trained.inputs, where=where)
+def new_site(trained: Trained, samples: Samples, y: Any = None) -> NewSite:
+    """Complete the samples of a new site by a fit of their own.
+
+    Args:
+        trained: The run.
+        samples: Encoded samples; their own targets are used unless `y` is given.
+        y: Their targets, as for `Trained.score`.
+    """
+    x, fit, notes = samples.completed_as_new(trained.preparation)
+    known = samples.y if y is None else trained.targets_of(y, len(samples))
     blank = blank_targets(trained.plan.federation.target, len(samples))
-    return Split(samples, blank if y is None else trained.targets_of(y, len(samples)))
+    data = Split(x, blank if known is None else known)
+    return NewSite(data, fit, known is not None, notes)
 
 
 def _check(bench: Bench, options: Options, labelled: bool) -> None:

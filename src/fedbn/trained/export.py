@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fedbn import __version__
 from fedbn.core.bn_folding import fold
 from fedbn.core.randomness import generator
+from fedbn.data.preparation import SiteFit
 from fedbn.errors import ConfigError, FedbnError, ModelError, unknown
 from fedbn.runs.folder import RunFolder, explained, folder_name, write_atomically
 from fedbn.trained.model_card import model_card
@@ -302,10 +303,11 @@ def _facts(trained: Trained, client: str, format: str, folded: dict[str, str]) -
     plan, inputs = trained.plan, trained.inputs
     config = RunFolder(trained.folder).read_request() if trained.folder else {}
     section, prepared = config.get("model", {}), dict(inputs.get("preparation") or {})
+    own = trained.site_fit(client) or SiteFit()  # and nobody else's
     if "levels" in prepared:
-        prepared["levels"] = {client: prepared["levels"].get(client)}  # and nobody else's
+        prepared["levels"] = {client: own.levels}
     if "means" in (table := prepared.get("table", {})):
-        prepared["table"] = {**table, "means": {client: table["means"].get(client)}}
+        prepared["table"] = {**table, "means": {client: own.means}}
     return {
         "client": client,
         "format": format,

@@ -23,14 +23,14 @@ from fedbn.core.plan import Plan
 from fedbn.core.randomness import divided, generator
 from fedbn.core.rounds import RunState
 from fedbn.data.new_samples import Samples, read_samples
-from fedbn.data.tables import told_of
+from fedbn.data.preparation import SiteFit, with_site_fits
 from fedbn.errors import ConfigError, DataError
 from fedbn.experiments.configuration import IN_PYTHON, placed
 from fedbn.runs import checkpoints, metrics
 from fedbn.runs.folder import RunFolder, explained
 from fedbn.trained.local_parts import Bench, check_site
 from fedbn.trained.opening import job_of, open_run
-from fedbn.trained.trained_run import Trained, samples_of
+from fedbn.trained.trained_run import Trained
 
 _TEST_SHARE = 0.2
 
@@ -40,20 +40,36 @@ def joined(
 ) -> Federation:
     """The data of a run and of a site that joined it; what a joining run's `[data]` names."""
     trained = open_run(run, method=method, setting=setting, seed=seed)
-    client = client_of(trained, site, Path(path), Path(test) if test else None)
-    return with_client(trained.federation, client)
+    files = Path(path), Path(test) if test else None
+    client, fit = _client_and_fit(trained, site, *files)
+    return with_client(trained.federation, client, fit)
 
 
 def client_of(trained: Trained, site: str, path: Path, test: Path | None = None) -> Client:
     """Read a new site's labelled data as a client.
 
-    Its test data is `test`, else the test part of `path`, or a fifth of it.
+    Its test data is `test`, else the test part of `path`, or a fifth of it. All samples are
+    completed by the fit of those to train on.
     """
-    samples = read_samples(path, trained.inputs, "train")
+    return _client_and_fit(trained, site, path, test)[0]
+
+
+def _client_and_fit(
+    trained: Trained, site: str, path: Path, test: Path | None
+) -> tuple[Client, SiteFit]:
+    samples = read_samples(path, trained.preparation, "train")
     train = labelled(trained, samples, path)
     if (held := own_test(trained, samples, path, test)) is None:
         train, held = in_two(train, _TEST_SHARE, "test split", site)
-    return Client(site, site, train, {site: held})
+    (train, held), fit = completed_by_first(trained, samples.where, train, held)
+    return Client(site, site, train, {site: held}), fit
+
+
+def completed_by_first(trained: Trained, where: str, *splits: Split) -> tuple[list[Split], SiteFit]:
+    """Complete encoded samples of a new site by the fit of the first split, to train on."""
+    known = trained.preparation
+    fit = known.fit_site(splits[0].x, where)
+    return [replace(one, x=known.apply(one.x, fit, where)) for one in splits], fit
 
 
 def in_two(data: Split, share: float, purpose: str, site: str) -> tuple[Split, Split]:
@@ -70,29 +86,31 @@ def in_two(data: Split, share: float, purpose: str, site: str) -> tuple[Split, S
 def own_test(trained: Trained, samples: Samples, path: Path, test: Path | None) -> Split | None:
     """A site's test data: what is named, or the test part beside its training part, or none."""
     if test is not None:
-        return labelled(trained, read_samples(test, trained.inputs, "test"), test)
+        return labelled(trained, read_samples(test, trained.preparation, "test"), test)
     if samples.part != "train":
         return None
-    beside = read_samples(path, trained.inputs, "test")
+    beside = read_samples(path, trained.preparation, "test")
     known = beside.part == "test" and beside.y is not None
     return labelled(trained, beside, path) if known else None
 
 
 def labelled(trained: Trained, samples: Samples, path: Path) -> Split:
-    """Make a split of samples, which must have labels, and groups where the run's do."""
+    """Make a split of encoded samples, which must have labels, and groups where the run's do."""
     if samples.y is None:
         raise DataError(f"{path}: no labels, which `predict` and `adapt --how average` do without")
-    told = told_of(trained.inputs) or trained.inputs.get("preparation", {})
-    if (group := told.get("group")) is not None and samples.groups is None:
+    known = trained.preparation
+    group = known.group if known.table is None else known.table.group
+    if group is not None and samples.groups is None:
         raise DataError(f"{path}: not every row or file name has {group!r} (data.group)")
-    x = samples_of(samples.x, trained.inputs, where=str(path))
-    return Split(x, samples.y, groups=samples.groups)
+    return Split(samples.encoded, samples.y, groups=samples.groups)
 
 
-def with_client(federation: Federation, client: Client) -> Federation:
+def with_client(federation: Federation, client: Client, fit: SiteFit | None = None) -> Federation:
     """Add a client; all samples become floats where the dtypes differ."""
     if client.train.dtype != federation.clients[0].train.dtype:
         client = client.change(in_floats)
+    if fit is not None:
+        federation = with_site_fits(federation, {client.name: fit})
     return replace(federation, clients=(*federation.clients, client), settled={})
 
 

@@ -14,20 +14,22 @@ from torch import nn
 from fedbn import registry
 from fedbn.core.engine import one_torch_thread
 from fedbn.core.federation import Federation
+from fedbn.core.findings import check_federation
 from fedbn.core.method import Method
 from fedbn.core.own_statistics import statistics_of
 from fedbn.core.plan import Plan
 from fedbn.core.rounds import Record, RunState, initial_state
 from fedbn.core.task import Loss, Task
+from fedbn.data.preparation import Preparation, prepared
 from fedbn.data.python_data import Data
 from fedbn.errors import ConfigError, DamagedRun, GivenInPython, unknown
 from fedbn.experiments.configuration import IN_PYTHON, held_experiment
 from fedbn.experiments.environment import facts_for, sketch
 from fedbn.experiments.jobs import Job, Key, method_of, named_jobs
-from fedbn.experiments.planner import Planner, plan_of
+from fedbn.experiments.planner import plan_of
 from fedbn.experiments.runner import reached
 from fedbn.experiments.schema import Experiment
-from fedbn.experiments.sources import given_federation, named_files, named_task
+from fedbn.experiments.sources import named_files, named_task, read_federation, read_given
 from fedbn.methods import baseline_names
 from fedbn.runs import checkpoints
 from fedbn.runs.folder import RunFolder, without_checkpoints
@@ -113,9 +115,9 @@ def open_run(
     choice = TaskChoice(task, loss, metrics)
     asked = job.setting.experiment
     known_task = named_task(asked.task, choice)
-    given = None if data is None else given_federation(data, asked.data, known_task)
+    given = None if data is None else read_given(data, asked.data, known_task)
     facts = facts_for(folder.read_environment().get("inputs", {}), job.setting.name)
-    loader = _loader(folder, job.setting.experiment, given, notes)
+    loader = _loader(folder, job.setting.experiment, given, facts, notes)
     known = sketch(facts) if facts else loader()
     _check_task(job, choice)
     with one_torch_thread():  # at a site one client is here of those that a round needs
@@ -136,16 +138,22 @@ def open_run(
 
 
 def _loader(
-    folder: RunFolder, experiment: Experiment, given: Federation | None, notes: Notes
+    folder: RunFolder,
+    experiment: Experiment,
+    given: Federation | None,
+    facts: Mapping[str, Any] | None,
+    notes: Notes,
 ) -> Callable[[], Federation]:
-    """Make what loads a run's data, once."""
+    """Make what loads a run's data, once, prepared as it was for training."""
 
     @cache
     def load() -> Federation:
         section = experiment.data
         if given is None and section.name == IN_PYTHON:
             raise _in_python(f"{folder.path}: the run's data", "data")
-        found = Planner(given).federation(experiment)
+        read = given or read_federation(section, task=named_task(experiment.task))
+        found = prepared(read, Preparation.read(facts) if facts else None)
+        check_federation(found)
         if given is None:
             before = folder.read_environment().get("data", {})
             for text in (*named_files(section.path, section), *_changed(found, before)):

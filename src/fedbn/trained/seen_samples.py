@@ -1,15 +1,16 @@
 """Samples that a model has seen before, in training or when a site was adapted.
 
 A score on such samples says nothing about new ones. A sample is recognised by its content, so a
-copy under another path or in another order is recognised, too. Labels play no part: leaving out
-only those samples whose label is the same would distort the score of the others.
+copy under another path or in another order is recognised, too. Samples are
+compared as the site that trained would have completed them. Labels play no part: leaving out only
+those samples whose label is the same would distort the score of the others.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -69,17 +70,33 @@ def where_seen(trained: Trained, client: str, x: Tensor) -> tuple[tuple[Where, .
     Args:
         trained: The run.
         client: Whose model.
-        x: The samples, as the model gets them.
+        x: The samples, encoded.
 
     Returns:
         One word per sample, empty if it is new; and, if this is not known of all, the reason.
     """
     adapted, unknown = _adapted_with(trained, client)
     training, unreadable = _trained_on(trained, client)
+    trained_on = _among(trained, x, training)
+    adapted_on = _among(trained, x, {client: adapted})
     words: list[Where] = []
-    for one in hashes_of(x):
-        words.append("training" if one in training else "adaptation" if one in adapted else "")
+    for at in range(len(x)):
+        words.append("training" if at in trained_on else "adaptation" if at in adapted_on else "")
     return tuple(words), unreadable or unknown
+
+
+def _among(trained: Trained, x: Tensor, known: Mapping[str, set[bytes]]) -> set[int]:
+    """Return the places of encoded samples that are among the completed samples of some sites."""
+    if not trained.preparation.fits_sites:
+        every = set[bytes]().union(*known.values())
+        return {at for at, one in enumerate(hashes_of(x)) if one in every}
+    found = set[int]()
+    for site, own in known.items():
+        fit = trained.site_fit(site) if own else None
+        if fit is not None:
+            completed = trained.preparation.apply(x, fit)
+            found |= {at for at, one in enumerate(hashes_of(completed)) if one in own}
+    return found
 
 
 def without_seen(
@@ -88,51 +105,52 @@ def without_seen(
     where: str,
     names: Sequence[str] = (),
     adapting: Tensor | None = None,
-) -> tuple[Split, list[str]]:
+) -> tuple[Tensor, list[str]]:
     """Leave out samples that the run was trained on: a score on them says nothing about new ones.
 
     Args:
         trained: The run. Its training samples count as seen by all of its models.
-        split: The samples to score.
+        split: The samples to score, encoded.
         where: What messages call them.
         names: What messages call each of them.
         adapting: Further samples that the models have seen, because they are adapted with them.
 
     Returns:
-        The samples that are left; and messages about the others, or why they are not known.
+        The places of the samples that are left; and messages about the others, or why they are not
+        known.
 
     Raises:
         DataError: No sample is left.
     """
-    seen, unknown = _trained_on(trained)
-    what = "training"
+    training, unknown = _trained_on(trained)
+    seen, what = _among(trained, split.x, training), "training"
     if adapting is not None:
-        seen |= {*hashes_of(adapting)}
+        others = {*hashes_of(adapting)}
+        seen |= {at for at, one in enumerate(hashes_of(split.x)) if one in others}
         what = "training or for the adaptation"
     said = [f"not known whether the run was trained on samples of {where}: {unknown}"]
     said = said if unknown else []
-    old = [place for place, one in enumerate(hashes_of(split.x)) if one in seen]
+    old, new = sorted(seen), torch.ones(len(split), dtype=torch.bool)
     if not old:
-        return split, said
+        return new.nonzero().flatten(), said
     text = f"{len(old)} of {counted(len(split), 'sample')} of {where} were used in {what}"
     if len(old) == len(split):
         raise DataError(f"{text}, so a score would say nothing about new samples; give others")
     called = listed([names[at] if names else split.sample_name(at) for at in old])
-    new = torch.ones(len(split), dtype=torch.bool)
     new[old] = False
-    return split.take(new.nonzero().flatten()), [*said, f"{text}: {called}; not scored"]
+    return new.nonzero().flatten(), [*said, f"{text}: {called}; not scored"]
 
 
 def adapted_with(trained: Trained, split: Split, where: str) -> tuple[list[str], list[str]]:
-    """Find the sites that were adapted with some of these samples.
+    """Find the sites that were adapted with some of these encoded samples.
 
     Returns:
         Their names; and a message about each of them, or about a site of which it is not known.
     """
-    hashes, sites, said = hashes_of(split.x), list[str](), list[str]()
+    sites, said = list[str](), list[str]()
     for site in trained.adapted:
         known, unknown = _adapted_with(trained, site)
-        count = sum(one in known for one in hashes)
+        count = len(_among(trained, split.x, {site: known}))
         if count:
             sites.append(site)
             of = f"{count} of {counted(len(split), 'sample')} of {where}"
@@ -142,18 +160,18 @@ def adapted_with(trained: Trained, split: Split, where: str) -> tuple[list[str],
     return sites, said
 
 
-def _trained_on(trained: Trained, client: str = "") -> tuple[set[bytes], str]:
-    """Return the samples behind a client's model, or all; and why they are not known, if so."""
+def _trained_on(trained: Trained, client: str = "") -> tuple[dict[str, set[bytes]], str]:
+    """Return the samples behind a client's model, or all, by client; and why they are not known."""
     try:
         clients = trained.federation.clients
         every = entries(trained.plan.initial_model)
         if client and not trained.plan.method.shared(every):  # SingleSet: their own data alone
             clients = tuple(one for one in clients if one.name == client) or clients
-        return {one for each in clients for one in hashes_of_split(each.train)}, ""
+        return {one.name: hashes_of_split(one.train) for one in clients}, ""
     except Exception as error:  # data that is gone, or somebody's own code that reads it
         if isinstance(error, GivenInPython):
-            return set(), error.fact
-        return set(), str(error) if isinstance(error, FedbnError) else reason(error)
+            return {}, error.fact
+        return {}, str(error) if isinstance(error, FedbnError) else reason(error)
 
 
 def _adapted_with(trained: Trained, client: str) -> tuple[set[bytes], str]:

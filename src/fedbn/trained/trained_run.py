@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedbn.core.best_round import never_accepted
 from fedbn.core.bn_statistics import tracked_norms
 from fedbn.core.federation import AnySplit, Client, Federation, Split, Targets
-from fedbn.core.findings import Warned, not_finite
+from fedbn.core.findings import Warned
 from fedbn.core.metric import ACCURACY, UNEVEN, Metric
 from fedbn.core.packing import Pack
 from fedbn.core.plan import Plan, forward
@@ -34,10 +34,9 @@ from fedbn.core.scoring import client_statistics, evaluation_batches
 from fedbn.core.state import uses_batch_statistics
 from fedbn.core.statistics_kinds import RUNNING, STATISTICS_KINDS, StatisticsKind
 from fedbn.core.task import CLASSIFICATION, Task, measure
-from fedbn.data import tables
-from fedbn.data.arrays import as_samples, channels_moved, labels_of, tensor_of
-from fedbn.data.new_samples import SCALED, Samples, check_range, check_shape, takes_bytes
-from fedbn.errors import ConfigError, DataError, ModelError, unknown
+from fedbn.data.new_samples import Samples, given_samples
+from fedbn.data.preparation import Preparation, SiteFit
+from fedbn.errors import ConfigError, DamagedRun, DataError, ModelError, unknown
 from fedbn.experiments.environment import facts_of
 from fedbn.text import csv_text
 from fedbn.trained.local_parts import Site
@@ -46,37 +45,9 @@ _LOG = logging.getLogger("fedbn")
 _HALF = 0.5
 
 
-def samples_of(x: Any, inputs: Mapping[str, Any], client: str = "", where: str = "x") -> Tensor:
-    """Bring samples, a client's if it is named, to a tensor (n, ...) of the run's shape."""
-    if tables.is_frame(x) and tables.told_of(inputs):  # by the names of its columns
-        x, notes = tables.features(tables.frame_table(x, where), inputs, client)
-        for note in (each for each in notes if isinstance(each, Warned)):
-            _LOG.warning(f"{where}: {note}")
-    elif tables.is_frame(x):
-        x = tables.in_order(x, inputs.get("preparation", {}).get("frame", ()), where)
-    elif isinstance(x, np.ndarray) and x.shape[1:] != tuple(inputs["input_shape"]):
-        x = channels_moved(x)
-    samples = tensor_of(x, where).detach().cpu()
-    as_pixels = inputs.get("dtype") == "uint8" and samples.dtype == torch.uint8
-    samples = samples if as_pixels else as_samples(samples)
-    check_shape(samples, inputs, where)
-    if samples.dtype == torch.uint8:
-        if not takes_bytes(inputs):
-            raise DataError(
-                f"{where}: uint8, which becomes −1 to 1, but the run was trained on floats of "
-                "another range; give floats like these"
-            )
-        return samples
-    for text in not_finite(samples):
-        raise DataError(f"{where}: {text}")
-    largest = float(samples.abs().max())
-    if inputs.get("dtype") == "uint8" and largest > SCALED:
-        raise DataError(
-            f"{where}: floats up to {largest:.4g}, but the run was trained on whole numbers 0 to "
-            "255 scaled to −1 to 1; give uint8, or floats scaled so"
-        )
-    check_range(samples, inputs, where)
-    return samples
+def _log_warnings(samples: Samples, notes: Iterable[str]) -> None:
+    for note in (each for each in notes if isinstance(each, Warned)):
+        _LOG.warning(f"{samples.where}: {note}")
 
 
 def outputs_of(model: nn.Module, x: Tensor | AnySplit, chunk: int = 256) -> Iterator[Tensor]:
@@ -205,6 +176,43 @@ class Trained:
         """What a sample looks like: classes, shape, dtype, range and how it is prepared."""
         return self.facts or facts_of(self.plan.federation)
 
+    @cached_property
+    def preparation(self) -> Preparation:
+        """How raw samples became those that the run was trained on."""
+        return Preparation.read(self.inputs)
+
+    def site_fit(self, site: str) -> SiteFit | None:
+        """Return what the samples of a site are completed by; None of a site that is not known."""
+        if site not in self.adapted:
+            return self.preparation.site_fit(site)
+        told = self.adapted[site].manifest().get("fit") if self.preparation.fits_sites else None
+        if told is None:  # nothing is fitted, or an older fedbn adapted it
+            return None
+        try:
+            return SiteFit(**told)
+        except TypeError as error:
+            raise DamagedRun(f"the manifest of the adapted site {site}: {error}") from error
+
+    def completed(self, samples: Samples, site: str) -> tuple[Tensor, tuple[str, ...]]:
+        """Return samples as a client's model takes them, and messages on how that was done.
+
+        Args:
+            samples: Encoded samples.
+            site: Whose they are, a training client's or an adapted site's. Where a table names
+                the site of a row, and the run knows it, that goes before.
+        """
+        known = self.preparation
+        if site in self.adapted and (own := self.site_fit(site)) is not None:
+            known = replace(known, sites={**known.sites, site: own})
+        return samples.completed(known, site)
+
+    def _given(self, x: Any, client: str) -> Tensor:
+        """Return samples that were given in Python as a client's model takes them."""
+        samples = given_samples(x, self.preparation, pooled=client == "all")
+        completed, notes = self.completed(samples, client)
+        _log_warnings(samples, notes)
+        return completed
+
     @property
     def statistics(self) -> tuple[StatisticsKind, ...]:
         """The kinds of BatchNorm statistics that these models were scored with."""
@@ -294,7 +302,7 @@ class Trained:
             (n, targets); or the class of each place, (n, ...), as its place in `classes_`.
         """
         task = self.plan.task
-        said = predictions(task, self.model(client), samples_of(x, self.inputs, client), chunk)
+        said = predictions(task, self.model(client), self._given(x, client), chunk)
         if task.targets is Targets.CLASS:
             said = self.classes_[said.argmax(axis=1)]
         return said > _HALF if task.targets is Targets.LABELS else said
@@ -303,7 +311,7 @@ class Trained:
         """Give the probability of each class or label, (n, classes, ...), ordered as `classes_`."""
         if (made := self.plan.task.probabilities) is None:
             raise ConfigError(f"the task is {self.plan.task.name}: no probabilities; `predict`")
-        samples = samples_of(x, self.inputs, client)
+        samples = self._given(x, client)
         parts = [made(outputs) for outputs in outputs_of(self.model(client), samples, chunk)]
         return torch.cat(parts).numpy()
 
@@ -317,22 +325,13 @@ class Trained:
             client: Whose model.
             chunk: Samples at a time.
         """
-        model, samples = self.model(client), samples_of(x, self.inputs, client)
+        model, samples = self.model(client), self._given(x, client)
         said = predictions(self.plan.task, model, samples, chunk)
         return measure(self.metric, torch.from_numpy(said), self.targets_of(y, len(said)))
 
     def targets_of(self, y: Any, n: int) -> Tensor:
-        """Bring targets to what the run learned from."""
-        if self.plan.task.targets is Targets.CLASS:
-            named = bool(tables.told_of(self.inputs))
-            return torch.from_numpy(labels_of(y, n, self.plan.federation.classes, "y", named))
-        kind, shape = self.plan.federation.target
-        found = tensor_of(y, "y").cpu().to(getattr(torch, kind))
-        if tuple(found.shape) == (n,) and shape == (1,):
-            found = found[:, None]
-        if tuple(found.shape) != (n, *shape):
-            raise DataError(f"y: shape {tuple(found.shape)}; expected {(n, *shape)}")
-        return found
+        """Return the targets of n samples as the run learned them."""
+        return self.preparation.targets(y, n)
 
     @property
     def metric(self) -> Metric:
@@ -355,10 +354,12 @@ class Trained:
         Returns:
             The same run with one client more.
         """
-        from fedbn.trained.adaptation import Options, split_of, with_site  # they stand above
+        from fedbn.trained.adaptation import Options, new_site, with_site  # they stand above
 
-        data = split_of(self, x, y)
-        return with_site(self, site, data, y is not None, Options(**options), store=store)[0]
+        samples = given_samples(x, self.preparation)
+        new = new_site(self, samples, y)
+        _log_warnings(samples, new.notes)
+        return with_site(self, site, new, Options(**options), store=store)[0]
 
     def accuracy(self, split: str = "test") -> dict[str, float]:
         """Accuracy by domain (by client, where several clients share a domain) of these models."""
@@ -438,6 +439,7 @@ class Predictions:
     labels: NDArray[Any] | None
     task: Task = CLASSIFICATION
     seen: tuple[str, ...] = ()  # by sample, where the model saw it before; empty if it is new
+    notes: tuple[str, ...] = ()  # how samples were completed
 
     @property
     def new(self) -> list[int]:
@@ -489,8 +491,9 @@ class Predictions:
 
 def predict(trained: Trained, client: str, samples: Samples, chunk: int = 256) -> Predictions:
     """Predict samples with a client's model."""
-    x = samples_of(samples.x, trained.inputs, client, "the data")
-    task = trained.plan.task
-    said = predictions(task, trained.model(client), x, chunk)
+    model, task = trained.model(client), trained.plan.task
+    x, notes = trained.completed(samples, client)
+    said = predictions(task, model, x, chunk)
     labels = None if samples.y is None else samples.y.numpy()
-    return Predictions(samples.names, trained.plan.federation.classes, said, labels, task)
+    classes = trained.plan.federation.classes
+    return Predictions(samples.names, classes, said, labels, task, notes=notes)
