@@ -64,7 +64,10 @@ DATA = {
         become("train_y", lambda y: y + 0.5),
         "b.npz, test; floats (0.5, 1.5) at {sites}/b.npz, train. Give whole numbers everywhere",
     ),
-    "complex samples": (become("train_x", lambda x: x * 1j), "samples of dtype complex"),
+    "complex samples": (
+        become("train_x", lambda x: x * 1j),
+        "complex numbers; expected real numbers",
+    ),
     "no labels": (without("test_y"), "b.npz: no test_y or test_labels; it has train_x"),
     "pickled objects": (become("train_x", lambda x: np.array([{}, {}])), "pickled objects"),
 }

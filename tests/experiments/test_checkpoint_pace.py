@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,11 +13,11 @@ import torch
 from fedbn.core.engine import EmbeddedEngine, OneByOne, Round
 from fedbn.core.metric import ACCURACY
 from fedbn.core.plan import Plan
-from fedbn.core.rounds import RunState, initial_state, record
+from fedbn.core.rounds import ClientStates, RunState, initial_state, record
 from fedbn.core.training import Training
 from fedbn.errors import ConfigError, FedbnError
 from fedbn.experiments.configuration import checked
-from fedbn.experiments.jobs import Event, to_all
+from fedbn.experiments.jobs import Event
 from fedbn.experiments.runner import Pace, Writer, rounds_of, run_plan
 from fedbn.methods import parse_method
 from fedbn.runs import checkpoints
@@ -167,17 +166,18 @@ def test_parts_that_take_much_memory_are_read_from_the_checkpoint_to_the_same_bi
     plan = replace(PLAN, training=replace(PLAN.training, rounds=6, participation=0.6))
     straight, held = run_plan(plan), []
 
-    def watch(event: Event) -> None:
-        if event.kind == "round" and event.gave is not None:
-            assert isinstance(event.gave.state.local, ChainMap)
-            held.append(len(event.gave.state.local.maps[0]))
+    def continued(state: RunState) -> RunState:
+        state = writer.continued(state)
+        assert isinstance(state.local, ClientStates)
+        held.append(len(state.local.new))
+        return state
 
     for rounds in [begun, 6] if begun else [6]:
         some = replace(plan, training=replace(plan.training, rounds=rounds))
         writer = Writer(tmp_path, pace=Pace(2))
         with closing(EmbeddedEngine(some, OneByOne)) as engine:
             start, _ = writer.resume(engine)
-            last = rounds_of(engine, KEY, start, to_all(writer, watch), lambda: False)
+            last = rounds_of(engine, KEY, start, writer, lambda: False, continued=continued)
 
     # two of three clients train in a round; every second round is saved, and each part's last
     assert held == ([2, 0, 0, 0, 2, 0] if begun else [2, 0, 2, 0, 2, 0])

@@ -56,7 +56,7 @@ def tensor_of(value: Any, where: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{where}: not numbers ({one_line(error)}); expected {_ARRAYS}") from error
     if tensor.is_complex():
-        raise DataError(f"{where}: complex numbers; legal are real ones")
+        raise DataError(f"{where}: complex numbers; expected real numbers")
     return tensor
 
 

@@ -128,7 +128,7 @@ def _tensor(x: Any) -> Tensor:
     x = channels_moved(x, 0)
     tensor = x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
     if tensor.is_complex():
-        raise DataError("complex numbers; legal are real ones")
+        raise DataError("complex numbers; expected real numbers")
     return as_samples(tensor[None])[0]
 
 

@@ -517,6 +517,8 @@ def prepared(federation: Federation, known: Preparation | None = None) -> Federa
     Returns:
         The federation, whose `preparation` has the fit of every client.
     """
+    if not federation.clients:
+        return federation  # which is an error, and is named where a federation is checked
     mine = Preparation.of(federation)
     if known is not None:
         known.check_same(mine, f"data {federation.name}")
