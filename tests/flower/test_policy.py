@@ -17,7 +17,6 @@ from safetensors.torch import load
 from typer.testing import CliRunner
 
 from fedbn.cli.main import app
-from fedbn.core import plan as plan_module
 from fedbn.errors import ConfigError, FedbnError, NotApproved, TooFewClients
 from fedbn.experiments.configuration import checked
 from fedbn.flower import messages, server_app
@@ -155,7 +154,7 @@ def test_a_run_of_very_many_rounds_is_refused_before_its_learning_rates_are_comp
     def never(*_: object) -> None:
         raise AssertionError("a million steps of a schedule")
 
-    monkeypatch.setattr(plan_module, "rates", never)
+    monkeypatch.setattr("fedbn.core.schedule.rates", never)
     schedule = {"rounds": 1_000_000, "schedule": "CosineAnnealingLR"}
     (order,) = server_app.orders(checked({**RAW, "training": schedule}), "fed")
     with pytest.raises(Forbidden, match=r"forbids 1,000,000 rounds \(max_rounds = 1,000\)"):
