@@ -262,7 +262,11 @@ X, Y = site()
         ({"a": ((X, Y - 1), (X, Y))}, DataError, "label -1 of sample"),
         ({"a": ((X, Y[:5]), (X, Y))}, DataError, "20 samples but 5 labels"),
         ({"a": ((X[:0], Y[:0]), (X, Y))}, DataError, "client a, train: no samples"),
-        ({"a": ((X * np.nan, Y), (X, Y))}, DataError, r"client a, train: NaN in sample 0 \(20"),
+        (
+            {"a": ((X * np.nan, Y), (X, Y))},
+            DataError,
+            "client a, train: NaN in sample 0 and 19 more samples",
+        ),
         ({"a/b": (X, Y)}, DataError, "client name 'a/b'"),
         ({"a": (X, Y), "b": (X[:, :2], Y)}, DataError, r"client b, train: samples of shape \(2,\)"),
         (
