@@ -221,7 +221,7 @@ def _kinds_to_score(trained: Trained) -> tuple[StatisticsKind, ...]:
 
 
 def _said_of_statistics(found: Sequence[Matrix]) -> Iterator[str]:
-    """Say what the statistics are where there are several, and why clients lack a score."""
+    """Explain the statistics if there are several, and why clients lack a score."""
     for matrix in found:
         reasons: dict[str, list[str]] = {}
         for client, reason in matrix.unscored.items():

@@ -113,7 +113,7 @@ class BaselineEngine:
         return Round(after, records, notes)
 
     def finish(self, state: RunState, reported: RunState, early: EarlyStop | None = None) -> Round:
-        """Say which test samples were classified correctly."""
+        """Return which test samples were classified correctly."""
         return self.evaluate(state, reported, self.plan.scored_statistics(final=True))
 
     def evaluate(

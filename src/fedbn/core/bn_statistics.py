@@ -126,7 +126,7 @@ def estimate_statistics(model: nn.Module, x: Tensor | AnySplit, chunk: int = CHU
 def average_statistics(
     model: nn.Module, x: Tensor | AnySplit, batch_size: int = AVERAGED_BATCH
 ) -> None:
-    """Give every BatchNorm layer the mean statistics of the batches of some data, in place.
+    """Set every BatchNorm layer to the mean statistics of the batches of some data, in place.
 
     This is one pass in training mode with cumulative averages (PreciseBN, Wu and Johnson 2021). It
     costs less than exact statistics, and depends on the size and the order of the batches. Samples

@@ -320,7 +320,7 @@ class Method:
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server remembers from one round to the next.
+    """State that the server carries from one round to the next.
 
     Attributes:
         hooks: The entries that hooks keep at the server.

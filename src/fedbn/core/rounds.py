@@ -42,7 +42,7 @@ _LARGE_FEATURE = 1e3
 
 @dataclass(frozen=True)
 class ClientStates(Mapping[str, Pack]):
-    """What each client holds: new states over older ones, which may lie on a disk."""
+    """Local states of all clients: new ones over older ones, which may lie on a disk."""
 
     new: Mapping[str, Pack]
     older: Mapping[str, Pack]
